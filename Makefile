@@ -1,0 +1,37 @@
+# Each target sets up all that it needs in .venv; a second call installs nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help setup demo test check bench clean
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+.venv/.user: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/.dev: .venv/.user
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+setup: .venv/.user  ## install tcm into .venv
+
+demo: .venv/.user  ## train the whole method on handwritten digits, measure it, show the report
+	$(BIN)/tcm demo
+
+test: .venv/.dev  ## run the tests
+	$(BIN)/python -m pytest --cov=tcm --cov-report=term:skip-covered
+
+check: .venv/.dev  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev  ## measure speed and memory, as ratios
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Truncated Consistency Models: from a diffusion model to one-step generation."""
