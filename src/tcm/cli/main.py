@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tcm.cli.doctor import doctor
+from tcm.cli.weights import export_weights, import_weights
 from tcm.errors import TcmError
 
 app = typer.Typer(
@@ -37,6 +38,8 @@ def root(
 
 
 app.command()(doctor)
+app.command("import")(import_weights)
+app.command("export")(export_weights)
 
 
 def main() -> None:
