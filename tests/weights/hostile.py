@@ -125,7 +125,7 @@ def bombs() -> dict[str, Hostile]:
     laughs = b"(]\x94" + b"".join(b"](" + pair + b"e\x94" for pair in twice) + b"t"
     shared_tuples = b"()\x94" + b"".join(pair + b"\x86\x94" for pair in twice) + b"t"
     cases = {
-        "memo_index": whole(b"]r\xff\xff\xff\x7f" + b"0"),
+        "memo_index": whole(b"]r\xff\xff\xff\x7f"),
         "memo_index_text": whole(b"]p2147483647\n"),
         "memo_index_unwritten": whole(b"j\xff\xff\xff\x7f"),
         "memo_of_nothing": whole(b"\x94"),
@@ -230,7 +230,7 @@ def nested_files(marker: Path) -> dict[str, Hostile]:
         + good
         + long(0)
         + b"K\x02\x85K\x01\x85\x89}t\x94"
-        + b"h\x00h\x01R" * 100_000
+        + b"h\x00h\x01R" * 200_000
         + b"t",
         "parameter_without_tensor": b"ctorch._utils\n_rebuild_parameter\n]\x88}\x87R",
         "numpy_object_scalar": b"cnumpy.core.multiarray\nscalar\n" + dtype + shell + b"\x86R",

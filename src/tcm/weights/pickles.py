@@ -58,7 +58,7 @@ from pickletools import opcodes
 
 from tcm.errors import TcmError
 
-# A published 1.1 G parameter network takes about 150,000 operations, 1 MB of text and 25 levels.
+# A file of EDM's CIFAR-10 network takes 45,000 operations, 0.1 MB of text and 20 levels.
 MAX_OPERATIONS = 1_000_000
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_DEPTH = 200
