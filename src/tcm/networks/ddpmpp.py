@@ -127,16 +127,16 @@ class Attention(nn.Module):
 class PositionalEmbedding(nn.Module):
     """sin and cos of c_noise at geometrically spaced frequencies from 1 to 1/10,000."""
 
-    freqs: Tensor
-
     def __init__(self, channels: int) -> None:
         super().__init__()
-        freqs = torch.logspace(0, -4, channels // 2)
-        self.register_buffer("freqs", freqs, persistent=False)
+        self.channels = channels
 
     def forward(self, c_noise: Tensor) -> Tensor:
         """The embedding, (B, channels)."""
-        phases = torch.outer(c_noise, self.freqs)
+        # Not a buffer: those that are not saved come back uninitialised where a model is built without memory first.
+        half = self.channels // 2
+        freqs = 10.0 ** (torch.arange(half, device=c_noise.device) * (-4 / max(half - 1, 1)))
+        phases = torch.outer(c_noise, freqs)
         return torch.cat([phases.sin(), phases.cos()], dim=1)
 
 
