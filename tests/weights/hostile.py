@@ -138,9 +138,9 @@ def bombs() -> dict[str, Hostile]:
         "deep_tuples": whole(b")" + b"\x85" * 100_000),
         "deep_marks": whole(b"(" * 100_000 + b"t" * 100_000),
         "deep_records": whole(b"(" + b"ctorch.nn.modules.container\nModuleList\n)\x81" * 500 + b"b" * 499 + b"t"),
-        "many_sets": whole(b"(" + b"\x8f" * 2_000_000 + b"t"),
-        "many_lists": whole(b"(" + b"]" * 2_000_000 + b"t"),
-        "many_quoted_memos": whole(b"]" + b"\x94" * 2_000_000),
+        "many_sets": whole(b"(" + b"\x8f" * 600_000 + b"t"),
+        "many_lists": whole(b"(" + b"]" * 600_000 + b"t"),
+        "many_quoted_memos": whole(b"]" + b"\x94" * 600_000),
         "huge_bytes": whole(b"B\xff\xff\xff\xffabc"),
         "huge_bytes_8": whole(b"\x8e" + struct.pack("<Q", 2**62) + b"abc"),
         "huge_text": whole(b"X\xff\xff\xff\xffabc"),
@@ -162,10 +162,16 @@ def long(value: int) -> bytes:
 
 
 def legacy(
-    storage: bytes = b"", *, count: int = 2, magic: bytes = b"", keys: bytes = b"", written: int | None = None
+    storage: bytes = b"",
+    *,
+    count: int = 2,
+    magic: bytes = b"",
+    keys: bytes = b"",
+    written: int | None = None,
+    location: str = "cpu",
 ) -> bytes:
     """A `torch.save` of one float32 storage in the old format, with parts of it replaced."""
-    identifier = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("k") + text("cpu") + long(count) + b"NtQ"
+    identifier = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("k") + text(location) + long(count) + b"NtQ"
     system = b"}" + text("little_endian") + b"\x88s"
     pickles = [magic or long(0x1950A86A20F9469CFC6C), b"M\xe9\x03", system, storage or identifier]
     body = b"".join(b"\x80\x02" + part + b"." for part in [*pickles, keys or b"]" + text("k") + b"a"])
@@ -277,7 +283,7 @@ def torch_files(marker: Path) -> dict[str, Hostile]:
         "zip_absolute_name": torch_zip(stored(2), eight | {"/etc/escape": b"x"}),
         "zip_backslash": torch_zip(stored(2), eight | {"archive/..\\..\\escape": b"x"}),
         "zip_two_folders": torch_zip(stored(2), eight | {"other/data.pkl": b"x"}),
-        "zip_bomb": torch_zip(stored(2**28), {"archive/data/0": b"\0" * 2**27}, zipfile.ZIP_DEFLATED),
+        "zip_bomb": torch_zip(stored(2**26), {"archive/data/0": b"\0" * 2**25}, zipfile.ZIP_DEFLATED),
         "zip_less_than_declared": torch_zip(stored(2**40), eight),
         "zip_missing_storage": torch_zip(stored(2, "9"), eight),
         "zip_two_types": torch_zip(b"(" + stored(2) + stored(1, "0", "DoubleStorage") + b"t", eight),

@@ -260,6 +260,22 @@ def test_latent_models_are_refused(tmp_path):
         import_checkpoint(path)
 
 
+def test_one_tensor_under_many_names_cannot_fill_the_memory(tmp_path):
+    shared = torch.randn(256, 256, 3, 3)
+    weights = {f"model.enc.16x16_block{i}.conv{j}.weight": shared for i in range(8) for j in range(2)}
+    torch.save({"model.enc.16x16_conv.weight": torch.randn(256, 3, 3, 3), **weights}, tmp_path / "a.pth")
+    with pytest.raises(TcmError, match="larger than the file"):
+        import_checkpoint(tmp_path / "a.pth", "consistency")
+
+
+def test_metadata_that_is_no_sound_json(tmp_path):
+    golden = Golden("ddpmpp_uncond_16")
+    for text in ("{", "[" * 100_000, "9" * 10_000, '"SongUNet', "[1, 2"):
+        save_file(golden.weights, tmp_path / "a.safetensors", {"model_type": '"SongUNet"', "channel_mult": text})
+        with pytest.raises(TcmError, match="JSON"):
+            import_checkpoint(tmp_path / "a.safetensors", "consistency")
+
+
 def test_numbers_that_are_not_finite_are_named(tmp_path):
     golden = Golden("ddpmpp_uncond_16")
     golden.weights["model.map_layer0.bias"][3] = float("nan")

@@ -106,9 +106,10 @@ def arguments_of_text(metadata: Mapping[str, str], path: Path) -> dict[str, obje
         return None
     known = {name: value for name, value in metadata.items() if name not in ("format", "license")}
     try:
-        return checked({name: json.loads(value) for name, value in known.items()}, path)
-    except (json.JSONDecodeError, RecursionError) as error:
+        arguments = {name: json.loads(value) for name, value in known.items()}
+    except (ValueError, RecursionError) as error:
         raise TcmError(f"{path}: its metadata is not JSON ({shown(str(error))}); fetch it anew") from error
+    return checked(arguments, path)
 
 
 def arguments_of_tensors(weights: Mapping[str, Tensor], path: Path) -> dict[str, object]:

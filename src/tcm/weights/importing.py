@@ -14,16 +14,17 @@ from tcm.errors import TcmError
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
 from tcm.weights.model import Kind, Model, ModelCard, Provenance
 from tcm.weights.pickles import shown
-from tcm.weights.published import Module, as_module, read_published, submodules, tensors
+from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.reference import left_out, load_denoiser, parse_arguments
 from tcm.weights.torchfiles import read_torch
 
 # Named by the network's first convolution: whatever stands before it is the prefix.
 FIRST_CONVOLUTION = re.compile(r"(?P<prefix>.*?)enc\.(?P<side>\d+)x(?P=side)_conv\.weight")
-PLAIN_NAME = re.compile(r"[\w.\-]{1,300}", re.ASCII)
+PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
 KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
 CONSISTENCY_CLASSES = {"ECMPrecond"}
+PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_NESTING = 4
 UNKNOWN_LICENCE = "unknown; ask the publisher"
 
@@ -111,9 +112,12 @@ def read_checkpoint(path: Path) -> Found:
             found = from_safetensors(path)
         case other:
             raise TcmError(f"{path}: suffix {other!r} is not known; give a .pkl, .pth, .pt or .safetensors file")
+    # One tensor under many names could make a small file fill the memory.
+    if sum(tensor.nbytes for tensor in found.weights.values()) > 2 * path.stat().st_size:
+        raise TcmError(f"{path}: its tensors are larger than the file; fetch the file anew")
     for name, tensor in found.weights.items():
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise TcmError(f"{path}: {name} holds what is not a finite number; fetch the file anew")
+        if tensor.dtype not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
+            raise TcmError(f"{path}: {name} ({tensor.dtype}) holds what is not a finite number; fetch the file anew")
     return found
 
 
@@ -211,7 +215,7 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     not_used |= {shown(name): "outside of the network" for name in beside}
     return Found(
         described=f"a state dict{f' at {shown(chosen[0])}' if chosen[0] else ''}; {told}",
-        prefix=prefix,
+        prefix=shown(prefix),
         weights=plain,
         arguments=stated or arguments_of_tensors(plain, path),
         licence=shown(metadata.get("license", UNKNOWN_LICENCE)),
@@ -223,6 +227,8 @@ def state_dicts(content: object, place: str = "", depth: int = 0) -> list[tuple[
     """The dicts of tensors inside of dicts, with the names that lead to them."""
     if not isinstance(content, dict) or depth > MAX_NESTING:
         return []
+    if any(len(str(name)) > MAX_NAME for name in content):
+        raise TcmError(f"{shown(place)}: a name of more than {MAX_NAME} characters; fetch the file anew")
     own = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     inside = [
         found

@@ -59,10 +59,10 @@ from pickletools import opcodes
 from tcm.errors import TcmError
 
 # A file of EDM's CIFAR-10 network takes 45,000 operations, 0.1 MB of text and 20 levels.
-MAX_OPERATIONS = 1_000_000
+MAX_OPERATIONS = 500_000
 MAX_TEXT_BYTES = 64 * 2**20
 MAX_DEPTH = 200
-MAX_UNFOLDED = 1_000_000
+MAX_UNFOLDED = 500_000
 MAX_KEY = 2**32
 
 OPCODE_NAMES = {ord(opcode.code): opcode.name for opcode in opcodes}
