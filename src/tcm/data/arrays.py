@@ -15,7 +15,7 @@ from tcm.errors import TcmError
 
 
 def open_npz(path: Path, split: str) -> Dataset:
-    """Open an .npz file: `images` and `labels` (or `train_images`, `x_train`/`y_train`, `arr_0`/`arr_1`), perhaps `class_names`.
+    """Open an .npz file: `images` and `labels`, or `x_train` and `y_train`, or `arr_0` and `arr_1`; perhaps `class_names`.
 
     Other splits are called by their names: `test_images`/`test_labels` or `x_test`/`y_test`.
     """
@@ -35,7 +35,7 @@ def open_npz(path: Path, split: str) -> Dataset:
             labels = None
             if chosen[1] in present:
                 names = _class_names(_member(archive, "class_names", path)) if "class_names" in present else []
-                labels = Labels.of(_member(archive, chosen[1], path), f"{path}/{chosen[1]}", names)
+                labels = Labels.of(_member(archive, chosen[1], path).astype(np.int64), f"{path}/{chosen[1]}", names)
     except TcmError:
         raise
     except ZIP_ERRORS as error:
@@ -54,7 +54,7 @@ def open_npy(path: Path) -> Dataset:
 
 
 def save_npz(path: Path, splits: dict[str, Dataset]) -> None:
-    """Write data sets with the same classes into one .npz that `open_npz` reads; the file appears whole or not at all."""
+    """Write data sets with the same classes into one .npz that `open_npz` reads; it appears whole or not at all."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, dataset in splits.items():
         prefix = "" if split == "train" else f"{split}_"

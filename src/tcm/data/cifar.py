@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,9 @@ def open_cifar_folder(folder: Path, split: str) -> Dataset:
     pattern = {"train": "data_batch_*", "test": "test_batch*"}.get(split)
     files = sorted(folder.glob(pattern)) if pattern else []
     if not files:
-        raise TcmError(f"{folder} has no files for split {split!r}; CIFAR-10 has data_batch_* (train) and test_batch (test)")
+        raise TcmError(
+            f"{folder} has no files for split {split!r}; CIFAR-10 has data_batch_* (train) and test_batch (test)"
+        )
     return open_cifar(files)
 
 
@@ -49,7 +51,7 @@ def parse_binary(data: bytes, source: str) -> tuple[Pixels, Indices]:
 
 
 def parse_python(data: bytes, source: str) -> tuple[Pixels, Indices]:
-    """Read the python version, a pickled dict with b"data" and b"labels", by an unpickler that can build nothing else."""
+    """Read the python version, a pickled dict with b"data" and b"labels", by an unpickler that builds nothing else."""
     try:
         batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
         stored, labels = batch[b"data"], batch[b"labels"]
@@ -78,7 +80,9 @@ def parse_python(data: bytes, source: str) -> tuple[Pixels, Indices]:
 
 def _read(path: Path) -> tuple[Pixels, Indices]:
     if path.stat().st_size > _LARGEST_FILE:
-        raise TcmError(f"{path} has {path.stat().st_size:,} bytes, too many for a batch of CIFAR-10; give the right file")
+        raise TcmError(
+            f"{path} has {path.stat().st_size:,} bytes, too many for a batch of CIFAR-10; give the right file"
+        )
     data = path.read_bytes()
     return parse_python(data, str(path)) if data[:1] == b"\x80" else parse_binary(data, str(path))
 
@@ -94,7 +98,12 @@ class _StoredArray:
 
     def pixels(self) -> Pixels:
         _, shape, dtype, fortran, values = self.state
-        if not isinstance(dtype, _StoredDtype) or dtype.code not in (b"u1", "u1") or not isinstance(values, bytes) or fortran:
+        if (
+            not isinstance(dtype, _StoredDtype)
+            or dtype.code not in (b"u1", "u1")
+            or not isinstance(values, bytes)
+            or fortran
+        ):
             raise TypeError("the data are not bytes in C order")
         return np.frombuffer(values, np.uint8).reshape(shape).reshape(-1, 3, 32, 32)
 
@@ -123,9 +132,9 @@ def _encoded(text: str, encoding: str) -> bytes:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Callable[..., object] | NoReturn:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         match module, name:
-            case ("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct":
+            case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
                 return _stored_array
             case "numpy", "ndarray":
                 return _StoredArray
@@ -133,4 +142,6 @@ class _BatchUnpickler(pickle.Unpickler):
                 return _stored_dtype
             case "_codecs", "encode":
                 return _encoded
-        raise TcmError(f"a CIFAR-10 batch must not need {module}.{name}: this pickle is not one, and nothing of it was run")
+        raise TcmError(
+            f"a CIFAR-10 batch must not need {module}.{name}: this pickle is not one, and nothing of it was run"
+        )

@@ -29,7 +29,7 @@ class Labels:
             numbers = numbers[:, 0]
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise TcmError(
-                f"{source}: labels have shape {numbers.shape} and dtype {numbers.dtype}; give one whole number per image"
+                f"{source}: labels have shape {numbers.shape} and dtype {numbers.dtype}; give one whole number an image"
             )
         # Compared before the cast to int64, which would wrap round for large unsigned numbers.
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) > 1_000_000):
@@ -39,7 +39,9 @@ class Labels:
             )
         highest = int(numbers.max(initial=-1))
         if names and highest >= len(names):
-            raise TcmError(f"{source}: label {highest} has no name among the {len(names)} class names; add the missing ones")
+            raise TcmError(
+                f"{source}: label {highest} has no name among the {len(names)} class names; add the missing ones"
+            )
         return Labels(numbers.astype(np.int64), tuple(names) or tuple(str(k) for k in range(highest + 1)))
 
 
@@ -78,9 +80,10 @@ class Dataset(ABC):
     def read(self, indices: Indices) -> tuple[Pixels, Indices | None]:
         """Return the images (uint8 [n, C, H, W]) and their labels (int64 [n], or None) at `indices`, in that order."""
         indices = np.asarray(indices, dtype=np.int64)
-        if indices.size and not (0 <= indices.min() and indices.max() < self.count):
+        if indices.size and not (indices.min() >= 0 and indices.max() < self.count):
             raise TcmError(
-                f"indices {indices.min()} to {indices.max()} reach outside of the {self.count} images; use 0 to {self.count - 1}"
+                f"indices {indices.min()} to {indices.max()} reach outside of the {self.count} images; "
+                f"use 0 to {self.count - 1}"
             )
         return self.pixels(indices), None if self.labels is None else self.labels[indices]
 
@@ -90,12 +93,12 @@ class Dataset(ABC):
             yield self.pixels(np.arange(start, min(start + size, self.count)))
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of count, shape, all decoded pixels and all labels: the same for every way of storing them."""
+        """Return the SHA-256 of count, shape, decoded pixels and labels: the same for every way of storing them."""
         digest = hashlib.sha256(np.array([self.count, *self.shape], dtype="<i8").tobytes())
         for images in self.chunks():
-            digest.update(np.ascontiguousarray(images))
+            digest.update(np.ascontiguousarray(images).data)
         if self.labels is not None:
-            digest.update(self.labels.astype("<i8"))
+            digest.update(self.labels.astype("<i8").data)
         return digest.hexdigest()
 
 
@@ -110,7 +113,9 @@ class ArrayDataset(Dataset):
 
     def __init__(self, images: Pixels, labels: Labels | None = None, skipped: Sequence[Broken] = ()):
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[1] not in (1, 3) or 0 in images.shape:
-            raise TcmError(f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]")
+            raise TcmError(
+                f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]"
+            )
         if labels and len(labels.values) != len(images):
             raise TcmError(f"{len(labels.values)} labels for {len(images)} images; give one label per image")
         channels, height, width = images.shape[1:]

@@ -58,7 +58,7 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
             width, height = picture.size
             if width * height > LARGEST_PICTURE:
                 raise BrokenImage(
-                    f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}; scale it down first"
+                    f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}; scale it down"
                 )
             picture.load()
             return _as_gray_or_rgb(picture, name)
@@ -66,7 +66,9 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
         raise
     except _DECODER_ERRORS as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise BrokenImage(f"{name} cannot be read as an image ({reason}); mend or remove it, or pass --skip-broken") from error
+        raise BrokenImage(
+            f"{name} cannot be read as an image ({reason}); mend or remove it, or pass --skip-broken"
+        ) from error
 
 
 def pixels_of(picture: Image.Image, channels: int) -> Pixels:
@@ -96,7 +98,9 @@ def _as_gray_or_rgb(picture: Image.Image, name: str) -> Image.Image:
     if picture.mode in _GRAY_16:
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise BrokenImage(f"{name} has gray values from {values.min()} to {values.max()}; store 8 or 16 bits per value")
+            raise BrokenImage(
+                f"{name} has gray values from {values.min()} to {values.max()}; store 8 or 16 bits per value"
+            )
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if picture.mode == "F":
         raise BrokenImage(f"{name} holds floating-point values, whose range is unknown; store 8 or 16 bits per value")

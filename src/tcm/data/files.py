@@ -52,4 +52,3 @@ def check_expansion(name: str, declared: int, stored: int) -> None:
             f"{name} claims to unpack from {stored:,} to {declared:,} bytes, more than {_LARGEST_RATIO}-fold; "
             "it looks like a decompression bomb: store the data uncompressed if it is sound"
         )
-

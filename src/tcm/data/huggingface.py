@@ -30,14 +30,18 @@ def load_rows(where: str, split: str, streaming: bool = False) -> Any:
         raise
     except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise TcmError(f"{where} cannot be opened as a Hugging Face data set ({reason}); check its name or path") from error
+        raise TcmError(
+            f"{where} cannot be opened as a Hugging Face data set ({reason}); check its name or path"
+        ) from error
 
 
 def image_column(rows: Any, where: str) -> str:
     """Find the one column of images."""
     found = [name for name, feature in rows.features.items() if isinstance(feature, _library().Image)]
     if len(found) != 1:
-        raise TcmError(f"{where} has the columns {', '.join(rows.features)}, of which {len(found)} hold images; it needs one")
+        raise TcmError(
+            f"{where} has the columns {', '.join(rows.features)}, of which {len(found)} hold images; it needs one"
+        )
     return str(found[0])
 
 
@@ -88,5 +92,7 @@ def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise TcmError("Hugging Face data sets need more packages: pip install 'truncated-consistency[data]'") from error
+        raise TcmError(
+            "Hugging Face data sets need more packages: pip install 'truncated-consistency[data]'"
+        ) from error
     return datasets

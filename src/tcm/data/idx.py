@@ -19,11 +19,13 @@ GZIP = b"\x1f\x8b"
 
 
 def open_idx_folder(folder: Path, split: str) -> Dataset:
-    """Open the folder of an MNIST-like data set: train-images-idx3-ubyte (or t10k-... for split "test"), perhaps .gz."""
+    """Open the folder of an MNIST-like data set: train-images-idx3-ubyte (t10k-... for split "test"), perhaps .gz."""
     prefix = _SPLIT_PREFIXES.get(split, f"{split}-")
     found = sorted(folder.glob(f"{prefix}images[-.]idx3-ubyte*"))
     if not found:
-        raise TcmError(f"{folder} has no file {prefix}images-idx3-ubyte for split {split!r}; name a split that is there")
+        raise TcmError(
+            f"{folder} has no file {prefix}images-idx3-ubyte for split {split!r}; name a split that is there"
+        )
     return open_idx(found[0])
 
 

@@ -25,7 +25,9 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> Labels |
     except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not valid JSON ({error}); mend or remove it") from error
     if not isinstance(content, dict):
-        raise TcmError(f'{source} holds a {type(content).__name__}; it must be an object such as {{"labels": [["a.png", 0]]}}')
+        raise TcmError(
+            f'{source} holds a {type(content).__name__}; it must be an object such as {{"labels": [["a.png", 0]]}}'
+        )
     pairs = content.get("labels")
     if pairs is None:
         return None
@@ -40,7 +42,7 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> Labels |
 
 
 def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> Labels:
-    """Read a table with the columns `file` and `label`; labels are whole numbers, or names (numbered in sorted order)."""
+    """Read a table with the columns `file` and `label`; labels are whole numbers, or names (sorted)."""
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from tcm.data.dataset import Dataset, Indices, Pixels
-from tcm.data.order import flips, global_batch, rank_positions
+from tcm.data.order import check_seed, flips, global_batch, rank_positions
 from tcm.errors import TcmError
 
 
@@ -25,7 +25,7 @@ class LoadedBatch:
     labels: Tensor | None
     """int64 [b]."""
     positions: Tensor
-    """int64 [b]: the places of these images in the whole batch, for randomness that does not depend on the processes."""
+    """int64 [b]: the places of these images in the whole batch: what randomness may depend on."""
     step: int
     resume: Any = None
     """For streams: the JSON-able position after this batch."""
@@ -51,8 +51,9 @@ class Batches:
         world: int = 1,
         workers: int = 0,
     ):
-        if seed < 0 or workers < 0:
-            raise TcmError(f"seed={seed} and workers={workers} must be at least 0")
+        check_seed(seed)
+        if workers < 0 or batch < 1:
+            raise TcmError(f"workers={workers} must be at least 0, batch={batch} at least 1")
         self._steps = _Steps(dataset, seed, batch, flip, rank_positions(batch, rank, world))
         self._workers = 0 if dataset.in_memory else workers
 
@@ -77,7 +78,11 @@ def read_ahead(items: TorchDataset[Any], indices: Iterable[int], workers: int) -
 
 
 def as_batch(
-    images: Pixels, labels: Indices | None, mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None, positions: Indices, step: int
+    images: Pixels,
+    labels: Indices | None,
+    mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None,
+    positions: Indices,
+    step: int,
 ) -> LoadedBatch:
     """Mirror the chosen images and wrap the arrays as tensors."""
     if mirrored is not None:
@@ -91,7 +96,7 @@ def as_batch(
 
 
 class _Steps(TorchDataset[LoadedBatch | TcmError]):
-    """Maps a step to its batch; an error is a value here, since one raised in a worker comes back wrapped in a traceback."""
+    """Maps a step to its batch; an error is a value here: raised in a worker, it would come back as a traceback."""
 
     def __init__(self, dataset: Dataset, seed: int, batch: int, flip: bool, positions: Indices):
         self._dataset = dataset

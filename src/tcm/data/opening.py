@@ -39,11 +39,11 @@ def open_dataset(
     split: str = "train",
     memory_limit: int = 2**30,
 ) -> Dataset:
-    """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder or a Hugging Face id.
+    """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, a Hugging Face id.
 
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
-    that cannot be read and warns of them. Image files whose pixels take up to `memory_limit` bytes are decoded once, now;
-    larger sets are decoded at each reading.
+    that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
+    Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets at each reading.
 
     >>> open_dataset("digits").shape
     (1, 8, 8)
@@ -72,7 +72,8 @@ def with_channels(dataset: Dataset, channels: int) -> Dataset:
 
 def _luma(images: Pixels) -> Pixels:
     red, green, blue = np.moveaxis(images.astype(np.uint32), 1, 0)
-    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).astype(np.uint8)[:, None]
+    gray = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    return np.asarray(gray, np.uint8)[:, None]
 
 
 def _open(path: str | Path, split: str) -> Pictures | Dataset:
@@ -84,7 +85,9 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
     if name in FETCHABLE:
         fetched = data_folder() / f"{name}.npz"
         if not fetched.exists():
-            raise TcmError(f"{name} is not on this machine yet; run `tcm data fetch {name}` (or write ./{name} for a path)")
+            raise TcmError(
+                f"{name} is not on this machine yet; run `tcm data fetch {name}` (or write ./{name} for a path)"
+            )
         return open_npz(fetched, split)
     if name.startswith(HUB):
         return RowPictures(name.removeprefix(HUB), split)
@@ -152,7 +155,9 @@ def class_names_beside(folder: Path) -> tuple[str, ...]:
     try:
         names = json.loads(source.read_bytes()).get("class_names", [])
     except (ValueError, AttributeError, RecursionError) as error:
-        raise TcmError(f"{source} is not the JSON object that belongs to shards ({error}); mend or remove it") from error
+        raise TcmError(
+            f"{source} is not the JSON object that belongs to shards ({error}); mend or remove it"
+        ) from error
     return tuple(str(name) for name in names)
 
 

@@ -81,7 +81,9 @@ class FolderPictures(Pictures):
                 raise BrokenImage(f"{path} has {path.stat().st_size:,} bytes; an image may have {LARGEST_FILE:,}")
             return path.read_bytes()
         except OSError as error:
-            raise BrokenImage(f"{path} cannot be read ({error.strerror}); mend or remove it, or pass --skip-broken") from error
+            raise BrokenImage(
+                f"{path} cannot be read ({error.strerror}); mend or remove it, or pass --skip-broken"
+            ) from error
 
 
 class ZipPictures(Pictures):
@@ -117,7 +119,9 @@ class ZipPictures(Pictures):
         try:
             return self._archive().read(name)
         except ZIP_ERRORS as error:
-            raise BrokenImage(f"{self._path}/{name} is damaged ({error}); pack it again, or pass --skip-broken") from error
+            raise BrokenImage(
+                f"{self._path}/{name} is damaged ({error}); pack it again, or pass --skip-broken"
+            ) from error
 
     def _check(self, entry: zipfile.ZipInfo) -> None:
         name = f"{self._path}/{entry.filename}"
@@ -148,7 +152,7 @@ class _Place:
 
 
 class TarPictures(Pictures):
-    """Image files in uncompressed WebDataset shards: `KEY.png` beside `KEY.cls`, read at their places in the tar files."""
+    """Image files in uncompressed WebDataset shards: `KEY.png` beside `KEY.cls`, read where they lie in the tars."""
 
     def __init__(self, shards: list[Path], class_names: tuple[str, ...] = ()):
         self.names = []
@@ -176,7 +180,9 @@ class TarPictures(Pictures):
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
         if self._places[index].size > LARGEST_FILE:
-            raise BrokenImage(f"{self.names[index]} has {self._places[index].size:,} bytes; an image may have {LARGEST_FILE:,}")
+            raise BrokenImage(
+                f"{self.names[index]} has {self._places[index].size:,} bytes; an image may have {LARGEST_FILE:,}"
+            )
         return _read(self._places[index])
 
 

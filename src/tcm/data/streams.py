@@ -19,7 +19,7 @@ from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
 from tcm.data.huggingface import encoded_bytes, image_column, label_column, load_rows, without_decoding
 from tcm.data.loader import LoadedBatch, as_batch
 from tcm.data.opening import HUB, class_names_beside
-from tcm.data.order import flips, permutation, rank_positions
+from tcm.data.order import check_seed, flips, permutation, rank_positions
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.errors import TcmError
 
@@ -34,14 +34,16 @@ class Sample:
 
 
 class Stream(ABC):
-    """Images in the order in which they come. All have the first one's shape; the class names say what labels there are."""
+    """Images in the order in which they come. All have the first one's shape; no class names means no labels."""
 
     def __init__(self, channels: int | None, class_names: tuple[str, ...]):
         first = next((sample for sample, _ in self.samples(0, 0, None)), None)
         if first is None:
             raise TcmError(f"{self.where} holds no images; give a stream that does")
         if first.label is not None and not class_names:
-            raise TcmError(f"{self.where} has labels, but a stream cannot tell how many classes there are; pass class_names")
+            raise TcmError(
+                f"{self.where} has labels, but a stream cannot tell how many classes there are; pass class_names"
+            )
         picture = decode_picture(first.data, first.name)
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
         self.class_names = class_names if first.label is not None else ()
@@ -64,14 +66,14 @@ class Stream(ABC):
         channels, height, width = self.shape
         if picture.size != (width, height) or (not self._convert and channels_of(picture) != channels):
             raise TcmError(
-                f"{sample.name} is {picture.width}×{picture.height} with {channels_of(picture)} channels, but the stream "
-                f"began with {width}×{height} and {channels}; bring all to one form with `tcm data prepare`"
+                f"{sample.name} is {picture.width}×{picture.height} with {channels_of(picture)} channels, but the "
+                f"stream began with {width}×{height} and {channels}; bring all to one form with `tcm data prepare`"
             )
         return pixels_of(picture, channels)
 
 
 class ShardStream(Stream):
-    """WebDataset shards; their order is shuffled anew in each epoch. Paths and URLs, as the webdataset library opens them."""
+    """WebDataset shards; their order is shuffled anew in each epoch. Paths or URLs, as webdataset opens them."""
 
     def __init__(self, shards: list[str], channels: int | None, class_names: tuple[str, ...]):
         if any(shard.startswith("pipe:") for shard in shards):
@@ -107,8 +109,10 @@ class RowStream(Stream):
 
     def samples(self, seed: int, epoch: int, start: Any) -> Iterator[tuple[Sample, Any]]:
         """Yield an epoch's samples, in the data set's own order in every epoch."""
-        rows = self._rows
-        rows.load_state_dict(start or self._beginning())
+        # A new object each time: the library keeps the state of the latest iteration in it.
+        rows = self._rows.select_columns([name for name in (self._image, self._label) if name is not None])
+        if start is not None:
+            rows.load_state_dict(start)
         for row in rows:
             state = rows.state_dict()
             name = f"{self.where} row at {state}"
@@ -119,8 +123,8 @@ class RowStream(Stream):
 class StreamBatches:
     """A stream's batches, shuffled within windows of `window` samples by a pure function of (seed, epoch, window).
 
-    Every process reads the whole stream and decodes its own share of each batch, so that the whole batch does not depend
-    on their number. `workers` are threads that decode.
+    Every process reads the whole stream and decodes its own share of each batch, so that the whole batch does not
+    depend on their number. `workers` are threads that decode.
 
     >>> batches = StreamBatches(open_stream("shards/"), seed=0, batch=128)  # doctest: +SKIP
     >>> for loaded in batches.starting_at(step, resume=saved): saved = loaded.resume  # doctest: +SKIP
@@ -138,8 +142,9 @@ class StreamBatches:
         workers: int = 0,
         window: int = 4096,
     ):
-        if seed < 0 or workers < 0 or window < 1:
-            raise TcmError(f"seed={seed} and workers={workers} must be at least 0, window={window} at least 1")
+        check_seed(seed)
+        if workers < 0 or batch < 1 or window < 1:
+            raise TcmError(f"workers={workers} must be at least 0, batch={batch} and window={window} at least 1")
         self._stream = stream
         self._seed = seed
         self._flip = flip
@@ -149,7 +154,7 @@ class StreamBatches:
         self._window = window
 
     def starting_at(self, step: int, resume: Any = None) -> Iterator[LoadedBatch]:
-        """Yield the batches of `step`, step + 1, ... without end, from the saved position `resume` (None: the beginning)."""
+        """Yield the batches of `step`, step + 1, ... without end, from the position `resume` (None: the beginning)."""
         samples = self._shuffled(resume)
         with ThreadPoolExecutor(max(1, self._workers)) as threads:
             for number in count(step):
@@ -169,7 +174,9 @@ class StreamBatches:
     def _shuffled(self, resume: Any) -> Iterator[tuple[Sample, dict[str, Any]]]:
         place = resume or {"epoch": 0, "window": 0, "start": None, "taken": 0}
         if not isinstance(place, dict) or place.keys() != {"epoch", "window", "start", "taken"}:
-            raise TcmError(f"resume={resume!r} is not a position of a stream; pass LoadedBatch.resume of an earlier batch")
+            raise TcmError(
+                f"resume={resume!r} is not a position of a stream; pass LoadedBatch.resume of an earlier batch"
+            )
         number, start, taken = place["window"], place["start"], place["taken"]
         for epoch in count(place["epoch"]):
             arriving = self._stream.samples(self._seed, epoch, start)
