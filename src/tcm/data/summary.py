@@ -41,7 +41,9 @@ def summarize(dataset: Dataset) -> Summary:
         total += values.sum(axis=(0, 2, 3))
         squares += (values**2).sum(axis=(0, 2, 3))
     pixels = dataset.count * dataset.shape[1] * dataset.shape[2]
-    means, stds = zip(*(_mean_and_std(*sums, pixels) for sums in zip(total.tolist(), squares.tolist(), strict=True)), strict=True)
+    means, stds = zip(
+        *(_mean_and_std(*sums, pixels) for sums in zip(total.tolist(), squares.tolist(), strict=True)), strict=True
+    )
     _, sigma_data = _mean_and_std(int(total.sum()), int(squares.sum()), pixels * dataset.shape[0])
     numbers = [] if dataset.labels is None else np.bincount(dataset.labels, minlength=dataset.classes).tolist()
     return Summary(
