@@ -15,7 +15,7 @@ from tcm.errors import TcmError
 
 
 def open_npz(path: Path, split: str) -> Dataset:
-    """Open an .npz file: `images` and `labels`, or `x_train` and `y_train`, or `arr_0` and `arr_1`; perhaps `class_names`.
+    """Open an .npz file: `images` and `labels`, `x_train` and `y_train`, or `arr_0` and `arr_1`; perhaps `class_names`.
 
     Other splits are called by their names: `test_images`/`test_labels` or `x_test`/`y_test`.
     """
@@ -35,7 +35,7 @@ def open_npz(path: Path, split: str) -> Dataset:
             labels = None
             if chosen[1] in present:
                 names = _class_names(_member(archive, "class_names", path)) if "class_names" in present else []
-                labels = Labels.of(_member(archive, chosen[1], path).astype(np.int64), f"{path}/{chosen[1]}", names)
+                labels = Labels.of(_member(archive, chosen[1], path), f"{path}/{chosen[1]}", names)
     except TcmError:
         raise
     except ZIP_ERRORS as error:

@@ -22,7 +22,7 @@ class Labels:
     names: tuple[str, ...]
 
     @staticmethod
-    def of(values: Sequence[int] | NDArray[np.integer], source: str, names: Sequence[str] = ()) -> "Labels":
+    def of(values: Sequence[int] | NDArray[np.generic], source: str, names: Sequence[str] = ()) -> "Labels":
         """Check raw class numbers from `source`; without names the classes are called "0", "1", ..."""
         numbers = np.asarray(values)
         if numbers.ndim == 2 and numbers.shape[1] == 1:
@@ -37,12 +37,13 @@ class Labels:
                 f"{source}: labels run from {numbers.min()} to {numbers.max()}; number the classes 0, 1, 2, ... "
                 "(at most a million)"
             )
-        highest = int(numbers.max(initial=-1))
+        classes = numbers.astype(np.int64)
+        highest = int(classes.max(initial=-1))
         if names and highest >= len(names):
             raise TcmError(
                 f"{source}: label {highest} has no name among the {len(names)} class names; add the missing ones"
             )
-        return Labels(numbers.astype(np.int64), tuple(names) or tuple(str(k) for k in range(highest + 1)))
+        return Labels(classes, tuple(names) or tuple(str(k) for k in range(highest + 1)))
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,16 @@ _FASHION_CLASSES = (
 # tests/data/test_fetch.py checks that.
 SUMS = {
     "cifar10": {
-        "train": "?",
-        "test": "?",
+        "train": "d23c36b7712a6c7cba326d77532dc3166d520ae2862b2a13ac567aa4a81ae486",
+        "test": "33b8c7d4ddba5d658d1dc2091c4e43bf3741cc23d5b6e88fa339dbca6fc16de9",
     },
     "fashion-mnist": {
-        "train": "?",
-        "test": "?",
+        "train": "a926c73f1af2982d6e71b9159a375b7ac4d8ccce5f3b18c0e9d4774800ab6095",
+        "test": "07bf58cccd784fd5488088c46984305b0ec157b5ccadd4fdb6e15ccbcd4db393",
     },
     "mnist": {
-        "train": "?",
-        "test": "?",
+        "train": "13c9c9a1443296ba130bb498f931762b45f79cd14dfba4e303d4d4c2d5240c33",
+        "test": "8ed012c495ba35b3bda1beeb5a30ca856fc664afd309eb975e356df123186cf3",
     },
 }
 

@@ -53,7 +53,7 @@ class ImageFiles(Dataset):
 
 
 def open_images(pictures: Pictures, channels: int | None, skip_broken: bool, memory_limit: int) -> Dataset:
-    """Open image files as a data set: in memory if the pixels fit into `memory_limit` bytes, else decoded at each reading.
+    """Open image files as a data set: in memory if the pixels fit into `memory_limit` bytes, else decoded when read.
 
     With `skip_broken`, all files are decoded once; those that cannot be read are left out, and a warning names them.
     """
