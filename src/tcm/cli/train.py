@@ -13,7 +13,9 @@ from tcm.training.run import RECIPE_FILE, Run, Settings
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (see `tcm recipes`), a TOML file, or a run's folder.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe (see `tcm recipes`), a TOML file, or a run's folder.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=1.5`.")] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder; an existing run goes on. [runs/RECIPE]")] = None,
     data: Annotated[str | None, typer.Option(help="The data set, in place of the recipe's `data.path`.")] = None,

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
@@ -84,7 +84,7 @@ class Checkpoints:
         """Read a checkpoint into `tensors`, in place, and return its position."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
+            state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
         try:
             return Position.model_validate_json((path / POSITION).read_bytes())
         except ValidationError as error:
@@ -97,7 +97,9 @@ class Checkpoints:
 def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        state_dict_saver.save(
+            dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        )
 
 
 def _checksum(file: Path) -> str:

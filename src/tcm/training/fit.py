@@ -119,7 +119,7 @@ class Fit:
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
         if not self.trainer.processes.first:
             return
-        save_grid(to_uint8(images), self.folder / "samples" / f"step-{step:07d}.png")
+        save_grid(self.folder / "samples" / f"step-{step:07d}.png", to_uint8(images))
         spread = float(images.std(0).mean())
         self._write({"step": step, "spread": spread})
         of_data = float(to_float(torch.as_tensor(self.batches.at(0).images)).std(0).mean())

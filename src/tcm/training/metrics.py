@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl: one line per log interval and per event; lines after `step` are dropped when a run goes on there."""
+    """metrics.jsonl: a line per log interval and per event; where a run goes on at `step`, later lines are dropped."""
 
     def __init__(self, path: Path, step: int) -> None:
         kept = [line for line in read_metrics(path) if line["step"] <= step] if path.exists() else []

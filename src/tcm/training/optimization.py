@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from tcm.recipes.stages import Stage
+from tcm.recipes.fields import Stage
 
 
 def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The stage's optimiser with its state allocated, so that a checkpoint can be read into it before the first step."""
+    """The stage's optimiser with its state allocated, so that a checkpoint can be read into it before step 0."""
     parameters = list(parameters)
     settings = (stage.learning_rate, stage.betas)
     match stage.optimizer:

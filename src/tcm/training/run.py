@@ -15,9 +15,9 @@ from tcm.data.files import atomic_write
 from tcm.data.loader import Batches
 from tcm.errors import TcmError
 from tcm.method.objectives import Models
+from tcm.recipes.fields import DiffusionStage, TruncatedStage
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, objective_of
-from tcm.recipes.stages import DiffusionStage, TruncatedStage
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import TrackerName, open_tracker, time_bins
@@ -87,8 +87,6 @@ class Run:
             world=self.processes.count,
             workers=self.recipe.data.workers,
         )
-        if not card.classes:
-            batches = batches.without_labels()
         (folder / "samples").mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         trackers = [open_tracker(tracker, folder) for tracker in self.settings.trackers] if self.processes.first else []

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 
 from tcm.errors import TcmError
+from tcm.method.objectives import TruncatedConsistency
 from tcm.method.streams import derive_seed
-from tcm.recipes.schema import Recipe, held_curriculum, network_of, time_range
-from tcm.recipes.stages import DiffusionStage, PairsStage, Stage, TruncatedStage
+from tcm.recipes.fields import DiffusionStage, PairsStage, TruncatedStage, time_range
+from tcm.recipes.schema import Recipe, network_of, objective_of
 from tcm.weights import Model, ModelCard, Provenance, load
 
 
@@ -52,10 +53,11 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
         _check_fits(f"{name}.init={stage.init}", source.card, card)
         _copy_weights(source, student)
     frozen = teacher = None
-    if isinstance(stage, TruncatedStage):
+    objective = objective_of(recipe, stage)
+    if isinstance(stage, TruncatedStage) and isinstance(objective, TruncatedConsistency):
         frozen = sources.model(f"{name}.frozen", stage.frozen)
         _check_fits(f"{name}.frozen={stage.frozen}", frozen.card, card)
-        _check_frozen_range(name, stage, frozen.card)
+        _check_frozen_range(name, objective, frozen.card)
     if isinstance(stage, PairsStage) and stage.teacher is not None:
         teacher = sources.model(f"{name}.teacher", stage.teacher)
         _check_teacher(f"{name}.teacher={stage.teacher}", teacher.card, card)
@@ -109,13 +111,13 @@ def _check_fits(what: str, given: ModelCard, wanted: ModelCard) -> None:
             raise TcmError(f"{what} has {field} {found}, and this recipe needs {needed}; make them the same")
 
 
-def _check_frozen_range(name: str, stage: TruncatedStage, frozen: ModelCard) -> None:
-    t = torch.tensor([stage.t_prime], dtype=torch.float64)
-    earliest = float(t - held_curriculum(stage).delta(t, 0))
-    if not frozen.t_min <= earliest or not stage.t_prime <= frozen.t_max:
+def _check_frozen_range(name: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
+    t = torch.tensor([objective.t_prime], dtype=torch.float64)
+    earliest = float(t - objective.pairs.curriculum.delta(t, 0))
+    if not frozen.t_min <= earliest or not objective.t_prime <= frozen.t_max:
         raise TcmError(
-            f"{name}.t_prime={stage.t_prime:g} asks the frozen model for t from {earliest:.4g}, and it is defined on "
-            f"[{frozen.t_min:g}, {frozen.t_max:g}]; choose t_prime inside that range"
+            f"{name}.t_prime={objective.t_prime:g} asks the frozen model for t from {earliest:.4g}, "
+            f"and it is defined on [{frozen.t_min:g}, {frozen.t_max:g}]; choose t_prime inside that range"
         )
 
 

@@ -1,7 +1,7 @@
 """One stage's state and one step of it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,8 @@ from tcm.data.pixels import to_float
 from tcm.method.averaging import Average
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams, derive_seed
+from tcm.recipes.fields import Stage
 from tcm.recipes.schema import decay_of
-from tcm.recipes.stages import Stage
 from tcm.training.checkpoint import Position
 from tcm.training.guard import GuardState, Verdict, judge
 from tcm.training.metrics import TIME_BINS
@@ -100,7 +100,7 @@ class Trainer:
         return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
 
     def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[dict[str, float], list[float], bool]:
-        """Gradients of the global batch's loss; returns its parts, the loss binned by t, and whether anyone wants to stop."""
+        """Gradients of the global batch's loss; returns its parts, the loss by t, and whether any process wants to stop."""
         names: list[str] = []
         totals = torch.zeros(0)
         bins = torch.zeros(2 * TIME_BINS)
@@ -110,7 +110,7 @@ class Trainer:
                 with self._autocast():
                     losses: Losses = self.loss(micro, step, streams)
                 # Every process holds its share of a sum, and the gradients are averaged over processes.
-                self.scaler.scale(losses.total * self.processes.count).backward()
+                torch.autograd.backward(self.scaler.scale(losses.total * self.processes.count))
             names = ["loss", *losses.parts]
             share = torch.stack([losses.total.detach(), *losses.parts.values()]).float().cpu()
             totals = share if len(totals) == 0 else totals + share
@@ -124,7 +124,8 @@ class Trainer:
         size = len(loaded.images) // self.stage.accumulation
         for index in range(self.stage.accumulation):
             rows = slice(index * size, (index + 1) * size)
-            labels = None if loaded.labels is None else loaded.labels[rows].to(self.processes.device)
+            told = loaded.labels if self.student.classes else None
+            labels = None if told is None else told[rows].to(self.processes.device)
             x = to_float(loaded.images[rows].to(self.processes.device))
             batch = Batch(x, labels, loaded.positions[rows], self.stage.batch)
             yield batch, index == self.stage.accumulation - 1
@@ -137,8 +138,10 @@ class Trainer:
         """Exchange gradients only with the last micro-batch."""
         if isinstance(self.student, FSDPModule):
             self.student.set_requires_gradient_sync(last)
-        unsynchronised = isinstance(self.loss, DistributedDataParallel) and not last
-        with self.loss.no_sync() if unsynchronised else nullcontext():
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            with self.loss.no_sync():
+                yield
+        else:
             yield
 
     def _autocast(self) -> torch.autocast:
@@ -198,4 +201,3 @@ class Trainer:
         self.retry, self.guard = position.retry, position.guard
         if position.scaler:
             self.scaler.load_state_dict(dict(position.scaler))
-
