@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tcm.cli import recipes
 from tcm.cli.doctor import doctor
 from tcm.errors import TcmError
 
@@ -37,6 +38,7 @@ def root(
 
 
 app.command()(doctor)
+app.add_typer(recipes.app, name="recipes")
 
 
 def main() -> None:
