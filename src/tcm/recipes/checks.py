@@ -9,7 +9,7 @@ import torch
 
 from tcm.errors import TcmError
 from tcm.method.curriculum import Curriculum
-from tcm.networks.layers import check_image_shape
+from tcm.networks import check_network
 from tcm.recipes.fields import (
     UNSET,
     DiffusionStage,
@@ -33,7 +33,7 @@ def check_whole(recipe: RecipeFields) -> None:
                 f"stages.{name} cannot be a stage's name; use another one of lower-case letters, digits, - and _"
             )
     if recipe.image_shape is not None:
-        check_image_shape(recipe.network, recipe.image_shape)
+        check_network(recipe.network, recipe.image_shape)
     diffusion = [name for name, stage in recipe.stages.items() if isinstance(stage, DiffusionStage)]
     if recipe.uncertainty and not diffusion:
         raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage, and there is none; set it to 0")
