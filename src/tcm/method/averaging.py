@@ -36,20 +36,22 @@ Decay = ConstantDecay | PowerDecay
 
 
 class Average:
-    """θ̄ ← β_i θ̄ + (1 − β_i) θ over parameters; buffers are copied."""
+    """θ̄ ← β_i θ̄ + (1 − β_i) θ over parameters; saved buffers are copied."""
 
     def __init__(self, module: nn.Module, decay: Decay) -> None:
         self.decay = decay
+        saved = module.state_dict()
         self._parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
-        self._buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        self._buffers = {name: b.detach().clone() for name, b in module.named_buffers() if name in saved}
 
     @torch.no_grad()
     def update(self, module: nn.Module, iteration: int) -> None:
         """Take in the weights after iteration i = 1, 2, …."""
         current = [p.detach() for p in module.parameters()]
         torch._foreach_lerp_(list(self._parameters.values()), current, 1 - self.decay.beta(iteration))
-        for mean, buffer in zip(self._buffers.values(), module.buffers(), strict=True):
-            mean.copy_(buffer)
+        buffers = dict(module.named_buffers())
+        for name, mean in self._buffers.items():
+            mean.copy_(buffers[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights under the module's own names."""

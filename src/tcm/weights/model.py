@@ -195,4 +195,4 @@ def read_card(path: Path) -> ModelCard:
     except FileNotFoundError as error:
         raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
     except ValidationError as error:
-        raise describe_validation(error, str(path)) from error
+        raise describe_validation(error, str(path), ModelCard) from error
