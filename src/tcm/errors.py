@@ -26,4 +26,6 @@ def describe_validation(error: ValidationError, source: str) -> TcmError:
     if first["type"] == "missing":
         return TcmError(f"{source}: {key} is missing; add it")
     message = first["msg"].removeprefix("Value error, ")
+    if key == "(the whole)":
+        return TcmError(f"{source}: {message}")
     return TcmError(f"{source}: {key}={first['input']!r}: {message}")
