@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tcm.recipes.resolve import resolve
+from tcm.cli.recipes import cost_table
+from tcm.recipes.resolve import resolve, to_toml
 from tcm.training.metrics import TrackerName
 from tcm.training.processes import join
 from tcm.training.run import RECIPE_FILE, Run, Settings
@@ -31,7 +32,8 @@ def train(
     resolved = resolve(recipe, [*(overrides or []), *([f"data.path={data}"] if data else [])])
     folder = run or Path("runs", resolved.name)
     if dry_run:
-        print_plan(resolved)
+        typer.echo(to_toml(resolved))
+        Console().print(cost_table(resolved))
         return
     with join(device) as processes:
         console = Console(quiet=not processes.first)

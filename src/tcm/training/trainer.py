@@ -100,7 +100,7 @@ class Trainer:
         return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
 
     def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[dict[str, float], list[float], bool]:
-        """Gradients of the global batch's loss; returns its parts, the loss by t, and whether any process wants to stop."""
+        """Gradients of the global batch's loss; returns its parts, the loss by t, and whether anyone wants to stop."""
         names: list[str] = []
         totals = torch.zeros(0)
         bins = torch.zeros(2 * TIME_BINS)
