@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
-        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, -1).unbind(3)
+        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, x.shape[2] * x.shape[3]).unbind(3)
         return (x + self.proj(attend(q, k, v).reshape(x.shape))) * sqrt(0.5)
 
 
