@@ -140,19 +140,16 @@ def _measure(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int
             labels = torch.zeros(batch, dtype=torch.long) if classes else None
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), labels, masks if config.dropout else None)
 
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        one, two = _SavedBytes(parameters), _SavedBytes(parameters)
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(one.pack, lambda tensor: tensor):
             forward(1)
-        saved = []
-        for batch in (1, 2):
-            kept = _SavedBytes(parameters)
-            with saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-                forward(batch)
-            saved.append(kept.total())
-    per_image = saved[1] - saved[0]
+        with saved_tensors_hooks(two.pack, lambda tensor: tensor):
+            forward(2)
+    per_image = two.total() - one.total()
     return _NetworkCost(
         sum(parameter.numel() for parameter in parameters),
         counter.get_total_flops(),
-        saved_once=saved[0] - per_image,
+        saved_once=one.total() - per_image,
         saved_per_image=per_image,
     )
 

@@ -148,7 +148,6 @@ class DiffusionStage(StageBase):
 class PairsStage(StageBase):
     """What both consistency stages share: how neighbouring points of a trajectory are made and compared."""
 
-    times: TimesSpec = Field(description="distribution of the training times")
     ratio_limit: float = Field(
         default=0.999, gt=0, lt=1, description="highest ratio r/t of a pair's times, for large t"
     )

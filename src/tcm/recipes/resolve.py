@@ -9,7 +9,7 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tcm.errors import TcmError, describe_validation
 from tcm.recipes.fields import UNSET
@@ -51,10 +51,10 @@ def to_toml(recipe: Recipe) -> str:
     stages = tree.pop("stages")
     tables = {key: tree.pop(key) for key in [key for key, value in tree.items() if isinstance(value, dict)]}
     tables |= {f"stages.{name}": stage for name, stage in stages.items()}
-    lines = [f"{key} = {_toml(value)}" for key, value in tree.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in tree.items()]
     for name, table in tables.items():
         tags_first = sorted(table, key=lambda key: key not in TAGS)
-        lines += ["", f"[{name}]", *(f"{key} = {_toml(table[key])}" for key in tags_first)]
+        lines += ["", f"[{name}]", *(f"{key} = {toml_value(table[key])}" for key in tags_first)]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +83,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _toml(value)
+            yield f"{prefix}{key}", toml_value(value)
 
 
 def _load(name: str, children: tuple[str, ...]) -> Tree:
@@ -211,7 +211,12 @@ def _with_tuples(value: object) -> object:
     return value
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML; None is "none".
+
+    >>> toml_value({"kind": "constant", "decay": 0.999})
+    '{ kind = "constant", decay = 0.999 }'
+    """
     match value:
         case None:
             return f'"{UNSET}"'
@@ -221,8 +226,10 @@ def _toml(value: object) -> str:
             return repr(value)
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case BaseModel():
+            return toml_value(value.model_dump())
         case Mapping():
-            return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
         case Sequence():
-            return "[" + ", ".join(_toml(item) for item in value) + "]"
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
     raise AssertionError(f"a recipe holds no {type(value).__name__}")
