@@ -98,6 +98,8 @@ def _type_name(annotation: Any) -> str:
 
 
 def _default(name: str, field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return "see there"
     if field.default is PydanticUndefined or name in TAGS:
         return "required"
     return f"`{toml_value(field.default)}`"

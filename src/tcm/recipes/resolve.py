@@ -140,8 +140,8 @@ def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
     result: Tree = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise TcmError(f"override {override!r} has no value; write key=value, such as truncated.t_prime=1.5")
+        if not equals or not all(key.strip().split(".")):
+            raise TcmError(f"override {override!r} is not of the form key=value; write it like truncated.t_prime=1.5")
         table = result
         *parents, last = _full_key(key.strip(), tree)
         for part in parents:
@@ -193,7 +193,9 @@ def _in_order(tree: Tree, source: str) -> Tree:
         return tree
     order, stages = tree["order"], _stages(tree)
     if not isinstance(order, list) or not order or any(order.count(name) > 1 for name in order):
-        raise TcmError(f"{source}: order={order!r} must list stages, each once; the stages are {', '.join(stages)}")
+        raise TcmError(
+            f"{source}: order={order!r} must be a list of stages, each once; all of them are {json.dumps(list(stages))}"
+        )
     for name in order:
         if name not in stages:
             raise TcmError(f"{source}: order names the unknown stage {name!r}; the stages are {', '.join(stages)}")
