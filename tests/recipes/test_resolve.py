@@ -105,6 +105,11 @@ def test_overrides() -> None:
     assert (recipe.network.channels, recipe.network.channel_mult, recipe.seed) == (64, (1, 2), 3)
 
 
+@pytest.mark.parametrize("text", ["2024", "true", "[1]", "a\nb = 3", "1\nb = 3", '"2024"', "inf", "none"])
+def test_text_stays_text(text: str) -> None:
+    assert resolve("digits", [f"data.path={text}"]).data.path == text.strip('"')
+
+
 def test_another_kind_replaces_the_table() -> None:
     changes = ["truncated.times.kind=lognormal", "truncated.times.mean=0.5", "truncated.times.std=1"]
     assert resolve("digits", changes).stages["truncated"].times == LogNormalTimes(mean=0.5, std=1.0)

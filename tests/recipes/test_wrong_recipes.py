@@ -52,7 +52,6 @@ WRONG_OVERRIDES = {
     ),
     "digits network.kind=unet": "digits: network.kind='unet' must be one of 'ddpmpp', 'edm2'",
     "digits truncated.times.kind=lognormal": "digits: truncated.times.mean is missing; add it",
-    "digits data.path=2024": 'digits: data.path=2024 must be text; put it in quotes: "2024"',
     "digits data.channels=2": "digits: data.channels=2 must be 1 or 3",
     "digits t_max=inf": "digits: t_max=inf must be a finite number",
     "digits image_shape=[1,8]": "digits: image_shape[2] is missing; add it",
@@ -189,6 +188,7 @@ WRONG_FILES = {
     "extends = 'digit'": (
         "extends='digit' does not exist; did you mean 'digits'? (a recipe of your own is a file that ends in .toml)"
     ),
+    "extends = 'digits'\n[data]\npath = 2024": 'data.path=2024 must be text; put it in quotes: "2024"',
     "extends = 3": "extends=3 must be the name of a recipe or a .toml file",
     "[network]\nkind = 'ddpmpp'\n" + STAGE: "data is missing; add it",
     "extends = 'digits'\n[stages.more]\nsteps = 5": "more.objective is missing; add it",

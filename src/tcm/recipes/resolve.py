@@ -150,8 +150,14 @@ def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
                 raise TcmError(f"override {override!r} contradicts another override; give one of the two")
         if last in table:
             raise TcmError(f"override {override!r} is given twice or contradicts another one; give it once")
-        table[last] = _value(text.strip())
+        table[last] = _value(text.strip(), _present(tree, [*parents, last]))
     return result
+
+
+def _present(tree: object, keys: list[str]) -> object:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _full_key(key: str, tree: Tree) -> list[str]:
@@ -178,13 +184,17 @@ def _stages(tree: Tree) -> Mapping[str, Any]:
     return stages if isinstance(stages, Mapping) else {}
 
 
-def _value(text: str) -> object:
-    """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself."""
+def _value(text: str, present: object) -> object:
+    """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself.
+
+    What stands in the place of text stays text: `data.path=2024` is a folder's name.
+    """
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return parsed["value"] if len(parsed) == 1 else text
+    value = parsed["value"]
+    return text if len(parsed) > 1 or (isinstance(present, str) and not isinstance(value, str)) else value
 
 
 def _in_order(tree: Tree, source: str) -> Tree:
