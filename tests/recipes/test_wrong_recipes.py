@@ -113,6 +113,10 @@ WRONG_OVERRIDES = {
         "overrides: order=['diffusion', 'diffusion'] must be a list of stages, each once; all of them are "
         '["diffusion", "consistency", "truncated"]'
     ),
+    "digits order=[[1]]": (
+        "overrides: order=[[1]] must be a list of stages, each once; all of them are "
+        '["diffusion", "consistency", "truncated"]'
+    ),
     "digits order=['stage1']": (
         "overrides: order names the unknown stage 'stage1'; the stages are diffusion, consistency, truncated"
     ),
@@ -136,7 +140,7 @@ WRONG_OVERRIDES = {
         "cifar10: truncated.frozen='truncated' does not come before 'truncated'; use one of: consistency, previous"
     ),
     "digits stages.seed={objective='diffusion',steps=1,batch=1,learning_rate=0.1}": (
-        "digits: stages.seed cannot be a stage's name; use another one of lower-case letters, digits, - and _"
+        "digits: 'seed' cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
     ),
     # labels
     "digits truncated.guidance=2.0": (

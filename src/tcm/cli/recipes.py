@@ -13,6 +13,8 @@ from tcm.recipes.cost import ASSUMPTION, Cost, estimate
 from tcm.recipes.resolve import resolve, shipped, to_toml
 from tcm.recipes.schema import Recipe
 
+HOURS = f"GPU-hours: predicted for {ASSUMPTION}."
+
 app = typer.Typer(help="List the recipes, or show one in full.")
 
 
@@ -23,7 +25,7 @@ def recipes(context: typer.Context) -> None:
         console = Console(highlight=False)
         console.print(overview())
         console.print("Memory: the run's state, and what each image of a micro-batch adds to it.")
-        console.print(f"GPU-hours: predicted for {ASSUMPTION}.")
+        console.print(HOURS)
         console.print("`tcm recipes show NAME` prints a recipe in full.")
 
 
@@ -67,18 +69,22 @@ def gpu_hours(costs: Iterable[Cost]) -> float:
 
 def cost_table(recipe: Recipe) -> Table:
     """What each stage of a recipe costs: for a dry run."""
-    table = Table(title=f"{escape(recipe.name)}: cost of a step (estimate)", title_justify="left")
-    for column in ("stage", "parameters", "FLOPs per step", "memory per step", "of it activations", "GPU-hours"):
+    title = f"{escape(recipe.name)}: cost of each stage, estimates"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for name, cost in stage_costs(recipe).items():
         table.add_row(
             name,
             millions(cost.parameters),
             f"{cost.step_flops:.3g}",
+            size(cost.memory.state),
+            f"+ {size(cost.activations_per_image)}",
             size(cost.memory.total),
-            size(cost.memory.activations),
             amount(cost.gpu_hours),
         )
+    table.caption = f"Memory: the state, what each image adds, and both for the whole batch on one device. {HOURS}"
+    table.caption_justify = "left"
     return table
 
 

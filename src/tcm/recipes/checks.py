@@ -30,7 +30,7 @@ def check_whole(recipe: RecipeFields) -> None:
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(RecipeFields.model_fields):
             raise TcmError(
-                f"stages.{name} cannot be a stage's name; use another one of lower-case letters, digits, - and _"
+                f"{name!r} cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
             )
     if recipe.image_shape is not None:
         check_network(recipe.network, recipe.image_shape)

@@ -35,11 +35,12 @@ class Memory:
     averages: int
     frozen: int
     teacher: int
+    kept_once: int
     activations: int
 
     @property
     def state(self) -> int:
-        """All but the activations: what does not depend on the batch."""
+        """All but the activations: what does not depend on the batch; `kept_once` are EDM2's normalised weights."""
         return self.total - self.activations
 
     @property
@@ -86,7 +87,8 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         averages=len(stage.averages) * weights,
         frozen=frozen,
         teacher=weights if distils else 0,
-        activations=(network.saved_once + network.saved_per_image * micro_batch) // half,
+        kept_once=network.saved_once // half,
+        activations=network.saved_per_image // half * micro_batch,
     )
     seconds = stage.steps * step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION)
     return Cost(

@@ -202,7 +202,8 @@ def _in_order(tree: Tree, source: str) -> Tree:
     if "order" not in tree:
         return tree
     order, stages = tree["order"], _stages(tree)
-    if not isinstance(order, list) or not order or any(order.count(name) > 1 for name in order):
+    listed = isinstance(order, list) and order and all(isinstance(name, str) for name in order)
+    if not listed or len(set(order)) < len(order):
         raise TcmError(
             f"{source}: order={order!r} must be a list of stages, each once; all of them are {json.dumps(list(stages))}"
         )
