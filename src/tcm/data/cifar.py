@@ -119,7 +119,7 @@ class _StoredDtype:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Read the pickle without running it: Python's unpickler allocates what an opcode claims, whatever the file holds."""
+    """Read the pickle without running it: the unpickler allocates what an opcode claims, whatever the file holds."""
     for opcode, argument, _ in pickletools.genops(data):
         if (
             opcode.proto > 2
