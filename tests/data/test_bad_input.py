@@ -116,6 +116,8 @@ def test_nothing_there(tmp_path: Path) -> None:
     refuse(tmp_path / "empty", "empty holds no images")
     refuse(writers.write_zip(tmp_path / "e.zip", {}), "e.zip holds no images")
     refuse(tmp_path / "absent.zip", "there is no file or folder")
+    with pytest.raises(TcmError, match="for the Hugging Face hub write hf://owner/name"):
+        open_dataset("owner/name")
     (tmp_path / "blank").write_bytes(b"")
     refuse(tmp_path / "blank", "no known kind")
     with pytest.raises(TcmError, match="tcm data fetch mnist"):
