@@ -259,6 +259,10 @@ def test_bad_shards(tmp_path: Path) -> None:
     whole = (folder / "part-0000.tar").read_bytes()
     (folder / "part-0000.tar").write_bytes(whole[:700])
     refuse(folder, "part-0000.tar")
+    claims = tarfile.TarInfo("long")
+    claims.type, claims.size = tarfile.GNUTYPE_LONGNAME, 2**36
+    (folder / "part-0000.tar").write_bytes(claims.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    refuse(folder, "part-0000.tar")
     (folder / "part-0000.tar").write_bytes(b"x" * 2000)
     refuse(folder, "part-0000.tar is not a sound, uncompressed tar")
     with tarfile.open(folder / "part-0000.tar", "w") as shard:

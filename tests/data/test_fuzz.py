@@ -176,7 +176,13 @@ def test_invented_dataset_json(content: object) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(names=st.lists(st.text(max_size=12).map(lambda stem: stem + ".png"), unique=True, max_size=4))
+@given(
+    names=st.lists(
+        st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12).map(lambda stem: stem + ".png"),
+        unique=True,
+        max_size=4,
+    )
+)
 def test_invented_zip_names(names: list[str]) -> None:
     open_and_read(zip_of({name: writers.png(IMAGES[0]) for name in names}), "d.zip")
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tarfile
 import zipfile
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -123,7 +122,7 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
         return open_npy(path)
     if start.startswith((GZIP, b"\x00\x00\x08")):
         return open_idx(path)
-    if start[257:262] == b"ustar" or tarfile.is_tarfile(path):
+    if start[257:262] == b"ustar":
         return TarPictures([path], class_names_beside(path.parent))
     if start.startswith(b"\x80") or path.suffix == ".bin":
         return open_cifar([path])

@@ -1,5 +1,6 @@
 """Collections of image files, of any sizes: in a folder, in a zip, in tar shards. Nothing is ever unpacked to disk."""
 
+import mmap
 import os
 import struct
 import tarfile
@@ -9,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from PIL import Image
 
@@ -200,7 +201,12 @@ def _read(place: _Place) -> bytes:
 def _members(shard: Path) -> Iterator[tarfile.TarInfo]:
     length = shard.stat().st_size
     try:
-        with tarfile.open(shard, mode="r:") as archive:
+        # Mapped: a file's read allocates what a damaged header claims, a map's read only what is there.
+        with (
+            shard.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            tarfile.open(fileobj=cast(BinaryIO, mapped), mode="r:") as archive,
+        ):
             for member in archive:
                 if not is_one_line(member.name):
                     raise TcmError(
