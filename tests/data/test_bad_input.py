@@ -116,6 +116,8 @@ def test_nothing_there(tmp_path: Path) -> None:
     refuse(tmp_path / "empty", "empty holds no images")
     refuse(writers.write_zip(tmp_path / "e.zip", {}), "e.zip holds no images")
     refuse(tmp_path / "absent.zip", "there is no file or folder")
+    with pytest.raises(TcmError, match="for the Hugging Face hub write hf://owner/name"):
+        open_dataset("owner/name")
     (tmp_path / "blank").write_bytes(b"")
     refuse(tmp_path / "blank", "no known kind")
     with pytest.raises(TcmError, match="tcm data fetch mnist"):
@@ -125,6 +127,10 @@ def test_nothing_there(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def no_fetched_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TCM_DATA", str(tmp_path / "fetched"))
+
+
+def test_names_with_control_characters(tmp_path: Path) -> None:
+    refuse(writers.write_zip(tmp_path / "d.zip", {"a\nb.png": FILES["00000.png"]}), "'a\\nb.png'")
 
 
 @pytest.mark.parametrize("name", ["../a.png", "x/../../a.png", "/etc/a.png", "..\\a.png", "C:\\a.png"])
@@ -139,7 +145,10 @@ def test_zip_bombs(tmp_path: Path) -> None:
     entry = lying.rindex(b"PK\x01\x02")
     lying[entry + 24 : entry + 28] = struct.pack("<I", 2**32 - 2)
     (tmp_path / "b.zip").write_bytes(lying)
-    refuse(tmp_path / "b.zip", "a.png claims 4,294,967,294 bytes")
+    refuse(tmp_path / "b.zip", "a.png claims to unpack from 3 to 4,294,967,294 bytes")
+    lying[entry + 20 : entry + 28] = struct.pack("<II", 2**31, 2**31)
+    (tmp_path / "b.zip").write_bytes(lying)
+    refuse(tmp_path / "b.zip", "a.png claims 2,147,483,648 bytes, more than the file has")
 
 
 def test_zip_with_a_damaged_member(tmp_path: Path) -> None:
@@ -153,9 +162,10 @@ def test_zip_with_a_damaged_member(tmp_path: Path) -> None:
 
 
 def test_the_same_name_twice(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+    with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive:
         archive.writestr("a.png", FILES["00000.png"])
-        archive.writestr("a.png", FILES["00001.png"])
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a.png", FILES["00001.png"])
     refuse(tmp_path / "d.zip", "two files of the same name")
 
 
@@ -185,7 +195,7 @@ def test_bad_arrays(tmp_path: Path, array: np.ndarray, problem: str) -> None:
 
 def test_bad_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", pictures=IMAGES)
-    refuse(tmp_path / "a.npz", "holds pictures", "images")
+    refuse(tmp_path / "a.npz", "holds the arrays ['pictures']", "images")
     np.savez(tmp_path / "b.npz", images=IMAGES, labels=np.zeros(5, int))
     refuse(tmp_path / "b.npz", "5 labels for 6 images")
     np.savez(tmp_path / "c.npz", images=IMAGES)
@@ -248,6 +258,10 @@ def test_bad_shards(tmp_path: Path) -> None:
     folder = writers.write_shards(tmp_path / "d", IMAGES, writers.sample_labels(6))
     whole = (folder / "part-0000.tar").read_bytes()
     (folder / "part-0000.tar").write_bytes(whole[:700])
+    refuse(folder, "part-0000.tar")
+    claims = tarfile.TarInfo("long")
+    claims.type, claims.size = tarfile.GNUTYPE_LONGNAME, 2**36
+    (folder / "part-0000.tar").write_bytes(claims.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     refuse(folder, "part-0000.tar")
     (folder / "part-0000.tar").write_bytes(b"x" * 2000)
     refuse(folder, "part-0000.tar is not a sound, uncompressed tar")

@@ -101,6 +101,11 @@ def test_class_folders_become_labels_in_sorted_order(tmp_path: Path) -> None:
         assert dataset.class_names == writers.CLASSES
 
 
+def test_a_single_folder_is_no_class(tmp_path: Path) -> None:
+    files = {f"photos/{name}": data for name, data in writers.numbered(IMAGES).items()}
+    check(open_dataset(writers.write_files(tmp_path / "d", files)), IMAGES, None)
+
+
 def test_class_names_come_along(tmp_path: Path) -> None:
     assert open_dataset(writers.write_hugging_face(tmp_path / "h", IMAGES, LABELS)).class_names == writers.CLASSES
     assert (

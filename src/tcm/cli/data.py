@@ -43,7 +43,7 @@ def fetch(
 @app.command()
 def info(
     path: Annotated[
-        str, typer.Argument(help="digits, a fetched data set's name, a file, a folder or a Hugging Face id.")
+        str, typer.Argument(help="digits, a fetched data set's name, a file, a folder or hf://owner/name.")
     ],
     grid: Annotated[Path, typer.Option(help="Where to write a picture of 64 samples.")] = Path("samples.png"),
     split: Split = "train",

@@ -10,7 +10,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
-from tcm.data.files import atomic_write, check_expansion
+from tcm.data.files import atomic_write, check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS
 from tcm.errors import TcmError
 
@@ -38,11 +38,11 @@ def open_npz(path: Path, split: str) -> Dataset:
             pairs = [(f"{split}_images", f"{split}_labels"), (f"x_{split}", f"y_{split}")]
             if split == "train":
                 pairs = [("images", "labels"), *pairs, ("arr_0", "arr_1")]
-            present = {name.removesuffix(".npy") for name in archive.namelist()}
+            present = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
             chosen = next((pair for pair in pairs if pair[0] in present), None)
             if chosen is None:
                 raise TcmError(
-                    f"{path} holds {', '.join(sorted(present)[:8]) or 'nothing'}; split {split!r} needs an array "
+                    f"{path} holds the arrays {sorted(present)[:8]}; split {split!r} needs one "
                     f"called {' or '.join(pair[0] for pair in pairs)}"
                 )
             images = as_images(_member(archive, chosen[0], path), f"{path}/{chosen[0]}")
@@ -99,9 +99,7 @@ def as_images(array: NDArray[np.generic], source: str) -> Pixels:
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[np.generic]:
     entry = archive.getinfo(f"{name}.npy")
     source = f"{path}/{name}"
-    check_expansion(source, entry.file_size, entry.compress_size)
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise TcmError(f"{source} is compressed in an unusual way; write it with numpy.savez")
+    check_zip_entry(path, entry)
     with archive.open(entry) as file:
         shape, fortran, dtype = _header(file, source)
         _check_length(source, shape, dtype, entry.file_size - file.tell())

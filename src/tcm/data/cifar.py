@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def parse_binary(data: bytes, source: str) -> tuple[Pixels, Indices]:
 def parse_python(data: bytes, source: str) -> tuple[Pixels, Indices]:
     """Read the python version, a pickled dict with b"data" and b"labels", by an unpickler that builds nothing else."""
     try:
+        _check_opcodes(data)
         batch = _BatchUnpickler(io.BytesIO(data), encoding="bytes").load()
         stored, labels = batch[b"data"], batch[b"labels"]
         if not isinstance(stored, _StoredArray) or not isinstance(labels, list):
@@ -114,6 +116,17 @@ class _StoredDtype:
 
     def __setstate__(self, state: object) -> None:
         """Byte order and alignment do not matter for bytes."""
+
+
+def _check_opcodes(data: bytes) -> None:
+    """Read the pickle without running it: the unpickler allocates what an opcode claims, whatever the file holds."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if (
+            opcode.proto > 2
+            or (opcode.name == "LONG_BINPUT" and int(argument or 0) > len(data))
+            or opcode.name == "PUT"
+        ):
+            raise pickle.UnpicklingError(f"it has the opcode {opcode.name} {argument!r:.20}, which no batch has")
 
 
 def _stored_array(*_: object) -> _StoredArray:

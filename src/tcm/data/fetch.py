@@ -74,11 +74,7 @@ class Fetched:
 class _Source:
     name: str
     get: Callable[[Path], Splits]
-    """Download into an empty folder and decode; raises _Unreachable where that is not possible from here."""
-
-
-class _Unreachable(TcmError):
-    pass
+    """Download into an empty folder and decode; an error where that is not possible from here."""
 
 
 def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
@@ -102,10 +98,10 @@ def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
         with TemporaryDirectory() as folder:
             try:
                 splits = source.get(Path(folder))
-            except _Unreachable as error:
+                _verify(splits, name, source.name)
+            except TcmError as error:
                 failures.append(f"{source.name}: {error}")
                 continue
-        _verify(splits, name, source.name)
         save_npz(path, splits)
         return Fetched(path, source.name)
     raise TcmError(f"{name} could not be fetched ({'; '.join(failures)}); mend one of these ways and try again")
@@ -194,8 +190,11 @@ def _download(url: str, target: Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=_SILENT_SECONDS) as answer, target.open("wb") as file:
             shutil.copyfileobj(answer, file)
+            expected = answer.headers["Content-Length"]
+            if expected is not None and file.tell() != int(expected):
+                raise OSError(f"the connection ended after {file.tell():,} of {int(expected):,} bytes")
     except (OSError, HTTPException) as error:
-        raise _Unreachable(f"{url} cannot be reached ({error})") from error
+        raise TcmError(f"{url} cannot be reached ({error})") from error
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
@@ -206,14 +205,14 @@ def _npm_pack(package: str, folder: Path) -> Path:
 def _run(client: str, arguments: list[str], folder: Path, output: Path | None = None) -> None:
     command = shutil.which(client)
     if command is None:
-        raise _Unreachable(f"{client} is not installed")
+        raise TcmError(f"{client} is not installed")
     try:
         done = subprocess.run(
             [command, *arguments], cwd=folder, capture_output=True, timeout=_CLIENT_SECONDS, check=True
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-        raise _Unreachable(f"{client} {' '.join(arguments)} failed ({lines[-1] if lines else error})") from error
+        raise TcmError(f"{client} {' '.join(arguments)} failed ({lines[-1] if lines else error})") from error
     if output is not None:
         output.write_bytes(done.stdout)
 
@@ -231,6 +230,6 @@ def _unpack(archive: Path, folder: Path, names: list[str] | tuple[str, ...]) -> 
                         shutil.copyfileobj(content, file)
                     missing.remove(base)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise _Unreachable(f"{archive.name} arrived damaged ({error})") from error
+        raise TcmError(f"{archive.name} arrived damaged ({error})") from error
     if missing:
-        raise _Unreachable(f"{archive.name} lacks {', '.join(sorted(missing))}")
+        raise TcmError(f"{archive.name} lacks {', '.join(sorted(missing))}")

@@ -1,6 +1,7 @@
 """Files that are whole or absent, and limits on what a file may claim to hold."""
 
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,3 +53,23 @@ def check_expansion(name: str, declared: int, stored: int) -> None:
             f"{name} claims to unpack from {stored:,} to {declared:,} bytes, more than {_LARGEST_RATIO}-fold; "
             "it looks like a decompression bomb: store the data uncompressed if it is sound"
         )
+
+
+def check_zip_entry(path: Path, entry: zipfile.ZipInfo) -> None:
+    """Refuse what a zip's entry claims if it cannot be true or could not be read within bounds."""
+    name = f"{path}/{entry.filename}"
+    if not is_one_line(entry.filename):
+        raise TcmError(f"{path} holds a file with the name {entry.filename!r}; pack it again with plain names")
+    if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise TcmError(f"{name} is encrypted or compressed in an unusual way; pack it again (stored or deflated)")
+    # zipfile allocates what an entry claims before it reads; a claim may be no longer than the file itself.
+    if entry.header_offset + entry.compress_size > path.stat().st_size:
+        raise TcmError(
+            f"{name} claims {entry.compress_size:,} bytes, more than the file has; copy or download it again"
+        )
+    check_expansion(name, entry.file_size, entry.compress_size)
+
+
+def is_one_line(name: str) -> bool:
+    """Say whether a name has no control characters."""
+    return not any(ord(character) < 32 or ord(character) == 127 for character in name)

@@ -57,7 +57,7 @@ def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> Labels:
 
 
 def labels_from_folders(names: Sequence[str], source: str) -> Labels | None:
-    """Take each file's first folder as its class, numbered in sorted order; no folders at all means no labels."""
+    """Take each file's first folder as its class, in sorted order; less than two folders say nothing: no labels."""
     inside = [name for name in names if "/" in name]
     if not inside:
         return None
@@ -67,7 +67,8 @@ def labels_from_folders(names: Sequence[str], source: str) -> Labels | None:
             f"{source}: {outside} lies in no class folder, but {inside[0]} does; "
             f"move it into one, or name all classes in {LABELS_CSV} (file,label)"
         )
-    return _numbered([name.split("/", 1)[0] for name in names], source)
+    folders = [name.split("/", 1)[0] for name in names]
+    return _numbered(folders, source) if len(set(folders)) > 1 else None
 
 
 def _numbered(classes: Sequence[str], source: str) -> Labels:

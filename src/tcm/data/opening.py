@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import tarfile
 import zipfile
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -22,7 +20,6 @@ from tcm.errors import TcmError
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
 HUB = "hf://"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def data_folder() -> Path:
@@ -39,7 +36,7 @@ def open_dataset(
     split: str = "train",
     memory_limit: int = 2**30,
 ) -> Dataset:
-    """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, a Hugging Face id.
+    """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, `hf://owner/name`.
 
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
     that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
@@ -96,12 +93,8 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
         return _open_folder(path, split)
     if path.is_file():
         return _open_file(path, split)
-    if _HUB_ID.fullmatch(name):
-        try:
-            return RowPictures(name, split)
-        except TcmError as error:
-            raise TcmError(f"there is no file or folder {name}, and as a Hugging Face id: {error}") from error
-    raise TcmError(f"there is no file or folder {name}; give a path, an id such as {HUB}owner/name, or digits")
+    hint = f"for the Hugging Face hub write {HUB}{name}" if name.count("/") == 1 else "check the path"
+    raise TcmError(f"there is no file or folder {name}; {hint}")
 
 
 def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
@@ -129,7 +122,7 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
         return open_npy(path)
     if start.startswith((GZIP, b"\x00\x00\x08")):
         return open_idx(path)
-    if start[257:262] == b"ustar" or tarfile.is_tarfile(path):
+    if start[257:262] == b"ustar":
         return TarPictures([path], class_names_beside(path.parent))
     if start.startswith(b"\x80") or path.suffix == ".bin":
         return open_cifar([path])

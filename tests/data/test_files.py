@@ -1,0 +1,69 @@
+"""Files are whole or absent, also when the process is killed in the middle of writing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tcm.data import atomic_write
+from tcm.data.files import check_expansion
+from tcm.errors import TcmError
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "new" / "a.bin") as file:
+        file.write(b"content")
+        assert not (tmp_path / "new" / "a.bin").exists()
+    assert (tmp_path / "new" / "a.bin").read_bytes() == b"content"
+    assert os.listdir(tmp_path / "new") == ["a.bin"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def interrupted() -> None:
+        with atomic_write(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    code = f"""
+import time
+from tcm.data.files import atomic_write
+with atomic_write({str(path)!r}) as file:
+    file.write(bytes(10_000_000))
+    file.flush()
+    print("half", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        process.send_signal(signal.SIGKILL)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_finished_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "usual").write_bytes(b"")
+    with atomic_write(tmp_path / "ours"):
+        pass
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_expansion_limit() -> None:
+    check_expansion("a", 64 * 2**20, 1)
+    check_expansion("a", 200 * 2**30, 2**30)
+    with pytest.raises(TcmError, match="bomb"):
+        check_expansion("a", 64 * 2**20 + 1, 1)
