@@ -3,13 +3,15 @@
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tcm.devices import available_devices, best_device, has_fast_bfloat16
 from tcm.errors import TcmError
-from tcm.method.devices import available_devices, supports_bfloat16
 
 EXTRAS = {
     "data": ("webdataset", "datasets"),
@@ -17,3 +19,59 @@ EXTRAS = {
     "t2i": ("diffusers", "transformers"),
     "track": ("tensorboard", "wandb", "trackio"),
 }
+
+
+def doctor() -> None:
+    """Show what this machine offers, and how to get what it lacks."""
+    table = Table(title="tcm doctor", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, finding in findings():
+        table.add_row(name, escape(finding))
+    Console().print(table)
+
+
+def findings() -> list[tuple[str, str]]:
+    """Each thing that matters for training and sampling, with what was found; a broken torch is an error."""
+    device = best_device()
+    rows = [
+        ("tcm", version("truncated-consistency")),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("torch", f"{torch.__version__}; {_check_torch(device)}"),
+        ("devices", ", ".join(available_devices()) + f"; default {device.type}"),
+        ("bfloat16", "native: precision = bf16 pays" if has_fast_bfloat16(device) else "emulated: stay with fp32"),
+        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        ("distributed", "torchrun available" if torch.distributed.is_available() else "not in this torch build"),
+    ]
+    if find_spec("torchvision") is not None and not _torchvision_works():
+        raise TcmError("torchvision is installed and fails beside this torch; run `pip uninstall torchvision`")
+    return rows + [(f"extra {name}", _extra(name, packages)) for name, packages in EXTRAS.items()]
+
+
+def _check_torch(device: torch.device) -> str:
+    """Compute something whose result is known, forward and backward."""
+    x = torch.full((4, 4), 2.0, device=device, requires_grad=True)
+    torch.autograd.backward((x @ x).sum())
+    if x.grad is None or not torch.equal(x.grad, torch.full_like(x, 16.0)):
+        raise TcmError(f"torch {torch.__version__} computes wrong gradients on {device}; reinstall torch")
+    return "computes"
+
+
+def _torchvision_works() -> bool:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def _extra(name: str, packages: tuple[str, ...]) -> str:
+    found, missing = [], []
+    for package in packages:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return ", ".join(found)
+    return f"{', '.join(missing)} missing: pip install 'truncated-consistency[{name}]'"

@@ -1,34 +1,18 @@
 """The root of the command line: version, debug switch, errors as one line."""
 
+import sys
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from rich.markup import escape
 
 from tcm.cli.doctor import doctor
 from tcm.errors import TcmError
 
-
-class OneLineErrors(TyperGroup):
-    """Prints what a user can mend as one line with exit code 2; `--debug` lets the traceback through."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand."""
-        try:
-            return super().invoke(ctx)
-        except TcmError as error:
-            if ctx.params["debug"]:
-                raise
-            Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
-            raise typer.Exit(2) from error
-
-
 app = typer.Typer(
     name="tcm",
-    cls=OneLineErrors,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -56,5 +40,11 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Entry point of the `tcm` command."""
-    app()
+    """Entry point of the `tcm` command: what a user can mend is one line and exit code 2."""
+    try:
+        app()
+    except TcmError as error:
+        if "--debug" in sys.argv:
+            raise
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)

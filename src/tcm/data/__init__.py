@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""Images in, uint8 batches out."""

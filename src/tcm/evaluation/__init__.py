@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""Any iterable of images in, scores out."""

@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""The paper, as pure functions of tensors: no files, no processes, no logging."""

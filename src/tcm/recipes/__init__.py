@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""What a run is, and the runs that we ship."""

@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""Figures and the self-contained HTML report."""

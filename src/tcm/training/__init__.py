@@ -1,1 +1,1 @@
-"""Placeholder docstring, replaced below."""
+"""Stages that survive anything."""

@@ -1,0 +1,39 @@
+"""The one place that knows about kinds of devices."""
+
+import torch
+
+
+def best_device() -> torch.device:
+    """The device to use when the user names none: an accelerator if there is one, else the CPU."""
+    if torch.accelerator.is_available():
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None:
+            return accelerator
+    return torch.device("cpu")
+
+
+def available_devices() -> list[str]:
+    """Names of all usable devices.
+
+    >>> "cpu" in available_devices()
+    True
+    """
+    names = ["cpu"]
+    accelerator = best_device()
+    if accelerator.type != "cpu":
+        names += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    return names
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether `device` computes in bfloat16 natively (on a CPU: AVX512-BF16 or AMX)."""
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type != "mps"
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most precise floating-point type of a device: float64 but for Apple's."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,39 @@
+"""Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. E."""
+
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+SMALLEST_R = 1e-6
+"""r never falls below this, so that ln r stays finite."""
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """ratio(i) = min(1 − 1/q^⌈i/d⌉, limit) at iteration i = 1, 2, …; Δ_t = t (1 − ratio) (1 + k sigmoid(−t)).
+
+    The paper prints max where a cap is meant. A stage that holds the limit from its first step has d = 0.
+
+    >>> cifar10 = Curriculum(q=2, d=25_000, limit=0.999)
+    >>> cifar10.ratio(0), cifar10.ratio(25_000), cifar10.ratio(10**6)
+    (0.5, 0.75, 0.999)
+    >>> Curriculum(q=2, d=0, limit=0.999).ratio(0)
+    0.999
+    """
+
+    q: float = 2.0
+    d: int = 25_000
+    limit: float = 0.999
+    k: float = 8.0
+
+    def ratio(self, step: int) -> float:
+        """The ratio of a step; steps count from 0, the paper's iterations i = step + 1 from 1."""
+        doublings = step // self.d + 1 if self.d else inf
+        return min(1 - self.q**-doublings, self.limit)
+
+    def delta(self, t: Tensor, step: int) -> Tensor:
+        """Δ_t in (0, t): so that r = t − Δ_t stays above 1e-6."""
+        delta = t * (1 - self.ratio(step)) * (1 + self.k * torch.sigmoid(-t))
+        return torch.minimum(delta, t - SMALLEST_R)

@@ -1,0 +1,61 @@
+"""d(x, y), the distance between two images, and ω(t)/Δ_t, the weight of a pair. TCM Eq. 4, App. E."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tcm.method.preconditioning import c_out
+
+
+@dataclass(frozen=True)
+class PseudoHuber:
+    """d(x, y) = √(‖x − y‖² + c²) − c, over all pixels of a sample.
+
+    >>> PseudoHuber(0.06)(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).round(decimals=4)
+    tensor([1.9409])
+    """
+
+    c: float
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return (SquaredL2()(x, y) + self.c**2).sqrt() - self.c
+
+
+@dataclass(frozen=True)
+class SquaredL2:
+    """d(x, y) = ‖x − y‖²."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x - y).flatten(1).square().sum(1)
+
+
+Distance = PseudoHuber | SquaredL2
+
+Weighting = Callable[[Tensor, Tensor, float], Tensor]
+"""(t, Δ_t, σ_data) ↦ ω(t)/Δ_t."""
+
+
+def inverse_delta(t: Tensor, delta: Tensor, sigma_data: float) -> Tensor:
+    """1/Δ_t, that is ω = 1: CIFAR-10."""
+    return 1 / delta
+
+
+def inverse_c_out_squared(t: Tensor, delta: Tensor, sigma_data: float) -> Tensor:
+    """1/c_out(t)², that is ω = Δ_t/c_out²: ImageNet-64."""
+    return 1 / c_out(t, sigma_data) ** 2
+
+
+def uniform(t: Tensor, delta: Tensor, sigma_data: float) -> Tensor:
+    """1, that is ω = Δ_t."""
+    return torch.ones_like(t)
+
+
+def general(omega: Callable[[Tensor], Tensor]) -> Weighting:
+    """ω(t)/Δ_t for any ω.
+
+    >>> general(lambda t: 1 / t)(torch.tensor([2.0]), torch.tensor([0.5]), 0.5)
+    tensor([1.])
+    """
+    return lambda t, delta, sigma_data: omega(t) / delta

@@ -1,0 +1,124 @@
+"""From the free-form network F to the consistency function f. TCM Eq. 3, App. E."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from tcm.devices import widest_float
+from tcm.method.streams import SampleStreams
+
+Masks = Sequence[Tensor]
+"""One boolean tensor (B, *shape) per dropout layer; true keeps the activation."""
+
+
+class Network(nn.Module, ABC):
+    """The free-form F_θ(x, c_noise): what every network offers.
+
+    Dropout is an argument, not a mode: a mask is drawn once per sample and can be replayed for any subset,
+    so that student and target share it.
+    """
+
+    dropout: float
+    dropout_shapes: tuple[tuple[int, ...], ...]
+
+    @abstractmethod
+    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+        """F_θ(x, c_noise) for class `labels` (B,), −1 for none; without `masks` nothing is dropped."""
+
+    @abstractmethod
+    def normalize_weights(self) -> None:
+        """Forced weight normalisation, called before each optimiser step; a network without it does nothing."""
+
+    def draw_masks(self, streams: SampleStreams) -> Masks | None:
+        """Draw each sample's dropout masks."""
+        if self.dropout == 0:
+            return None
+        return [streams.bernoulli(shape, 1 - self.dropout) for shape in self.dropout_shapes]
+
+
+class Uncertainty(nn.Module):
+    """EDM2's learned uncertainty u(t) of the denoising task: a linear map of random Fourier features of c_noise."""
+
+    freqs: Tensor
+    phases: Tensor
+
+    def __init__(self, channels: int = 128) -> None:
+        super().__init__()
+        self.register_buffer("freqs", 2 * torch.pi * torch.randn(channels))
+        self.register_buffer("phases", 2 * torch.pi * torch.rand(channels))
+        self.weight = nn.Parameter(torch.randn(1, channels))
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        """u(t), one number per sample."""
+        features = sqrt(2) * torch.cos(torch.outer(c_noise, self.freqs) + self.phases)
+        rms = self.weight.square().mean().sqrt() + 1e-4
+        return (features @ (self.weight / (rms * sqrt(self.weight.numel()))).T).squeeze(1)
+
+
+def c_skip(t: Tensor, sigma_data: float) -> Tensor:
+    """c_skip(t) = σ² / (σ² + t²)."""
+    return sigma_data**2 / (sigma_data**2 + t**2)
+
+
+def c_out(t: Tensor, sigma_data: float) -> Tensor:
+    """c_out(t) = t σ / √(σ² + t²)."""
+    return t * sigma_data / (sigma_data**2 + t**2).sqrt()
+
+
+def c_in(t: Tensor, sigma_data: float) -> Tensor:
+    """c_in(t) = 1 / √(σ² + t²)."""
+    return 1 / (sigma_data**2 + t**2).sqrt()
+
+
+def c_noise(t: Tensor) -> Tensor:
+    """c_noise(t) = ln(t) / 4."""
+    return t.log() / 4
+
+
+def column(t: Tensor, like: Tensor) -> Tensor:
+    """t (B,), shaped and placed to multiply images `like` (B, C, H, W)."""
+    return t.to(like)[:, None, None, None]
+
+
+def diffuse(x: Tensor, t: Tensor, eps: Tensor) -> Tensor:
+    """x + t ε, rounded once: at t = 80 what tells two neighbouring times apart would drown in the rounding of t."""
+    wide = widest_float(x.device)
+    return (x + t.to(x.device, wide)[:, None, None, None] * eps).float()
+
+
+class Denoiser(nn.Module):
+    """f_θ(x, t) = c_skip(t) x + c_out(t) F_θ(c_in(t) x, c_noise(t)). TCM Eq. 3.
+
+    The same function serves as the diffusion model's denoiser D and as the consistency function f. It is defined
+    for t in [t_min, t_max]; a truncated model's t_min is t'. Everything but F is computed in float32.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        image_shape: tuple[int, int, int],
+        classes: int = 0,
+        *,
+        sigma_data: float = 0.5,
+        t_min: float = 0.002,
+        t_max: float = 80.0,
+        uncertainty: Uncertainty | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.image_shape = image_shape
+        self.classes = classes
+        self.sigma_data = sigma_data
+        self.t_min = t_min
+        self.t_max = t_max
+        self.uncertainty = uncertainty
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, masks: Masks | None = None) -> Tensor:
+        """f_θ(x, t) for images x (B, C, H, W), times t (B,) and class labels (B,), where −1 means no class."""
+        x = x.float()
+        scale_in, scale_skip, scale_out = (column(c(t, self.sigma_data), x) for c in (c_in, c_skip, c_out))
+        F_x = self.network(scale_in * x, c_noise(t).to(x), labels, masks).float()
+        return scale_skip * x + scale_out * F_x

@@ -1,0 +1,55 @@
+"""The probability-flow ODE dx/dt = (x − D(x, t))/t: one step of a solver, and a grid of times. TCM Eq. 2."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tcm.method.preconditioning import Denoiser, column
+
+Denoise = Callable[[Tensor, Tensor], Tensor]
+"""(x, t) ↦ D(x, t), the expected clean image."""
+
+Step = Callable[[Denoise, Tensor, Tensor, Tensor], Tensor]
+"""(D, x_t, t, r) ↦ x_r."""
+
+
+def guided(denoiser: Denoiser, labels: Tensor | None, scale: float = 1.0) -> Denoise:
+    """D(x, t | labels), with classifier-free guidance D(x, t) + scale (D(x, t | labels) − D(x, t)) unless scale = 1."""
+
+    def denoise(x: Tensor, t: Tensor) -> Tensor:
+        with_class = denoiser(x, t, labels)
+        if scale == 1 or labels is None:
+            return with_class
+        return torch.lerp(denoiser(x, t, torch.full_like(labels, -1)), with_class, scale)
+
+    return denoise
+
+
+def euler(denoise: Denoise, x_t: Tensor, t: Tensor, r: Tensor) -> Tensor:
+    """x_r = x_t + (r − t) dx/dt(x_t, t): first order, one evaluation."""
+    return x_t + column(r - t, x_t) * _slope(denoise, x_t, t)
+
+
+def heun(denoise: Denoise, x_t: Tensor, t: Tensor, r: Tensor) -> Tensor:
+    """x_r = x_t + (r − t) (slope at t + slope at r)/2: second order, two evaluations; needs r > 0."""
+    slope = _slope(denoise, x_t, t)
+    x_r = x_t + column(r - t, x_t) * slope
+    return x_t + column(r - t, x_t) * (slope + _slope(denoise, x_r, r)) / 2
+
+
+def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> list[float]:
+    """EDM's grid from t_max down to t_min: t_i = (t_max^(1/ρ) + i/(n−1) (t_min^(1/ρ) − t_max^(1/ρ)))^ρ.
+
+    >>> [round(t, 3) for t in karras_times(3, 0.002, 80.0)]
+    [80.0, 2.515, 0.002]
+    """
+    if steps == 1:
+        return [t_max]
+    ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
+    times = (t_max ** (1 / rho) + ramp * (t_min ** (1 / rho) - t_max ** (1 / rho))) ** rho
+    return [t_max, *times[1:-1].tolist(), t_min]
+
+
+def _slope(denoise: Denoise, x: Tensor, t: Tensor) -> Tensor:
+    return (x - denoise(x, t)) / column(t, x)

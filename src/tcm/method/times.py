@@ -1,0 +1,87 @@
+"""ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. E."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+GRID_POINTS = 2**15
+
+
+@dataclass(frozen=True)
+class TimeDistribution(ABC):
+    """ln t = mean + std z for a standard z, truncated to t in [low, high]."""
+
+    mean: float
+    std: float
+    low: float = 0.002
+    high: float = 80.0
+
+    @abstractmethod
+    def standard(self) -> stats.rv_continuous:
+        """The distribution of z."""
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """The t below which the fraction u of all draws lies (float64, on the CPU)."""
+        cumulative, ln_t = _table(self)
+        u = u.detach().to("cpu", torch.float64)
+        upper = torch.searchsorted(cumulative, u, right=True).clamp(1, GRID_POINTS - 1)
+        below, above = cumulative[upper - 1], cumulative[upper]
+        fraction = ((u - below) / (above - below).clamp_min(torch.finfo(u.dtype).tiny)).clamp(0, 1)
+        return torch.lerp(ln_t[upper - 1], ln_t[upper], fraction).exp().clamp(self.low, self.high)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """`count` independent times drawn from `generator`, whatever its device.
+
+        >>> t = LogNormal(-1.1, 2.0).sample(1000, torch.Generator().manual_seed(0))
+        >>> bool(((t >= 0.002) & (t <= 80)).all())
+        True
+        """
+        return self.quantile(torch.rand(count, generator=generator, device=generator.device))
+
+    def density(self, t: Tensor) -> Tensor:
+        """ψ̄_t(t), zero outside [low, high]."""
+        z = (np.log(t.double().numpy()) - self.mean) / self.std
+        ends = (np.log([self.low, self.high]) - self.mean) / self.std
+        mass = _interval_masses(self.standard(), ends)[0]
+        inside = (t >= self.low) & (t <= self.high)
+        return torch.from_numpy(self.standard().pdf(z) / (mass * self.std)) / t * inside
+
+
+@dataclass(frozen=True)
+class LogNormal(TimeDistribution):
+    """ln t ~ N(mean, std²): stage 1, and the diffusion model's training."""
+
+    def standard(self) -> stats.rv_continuous:
+        """The standard normal distribution."""
+        return stats.norm()
+
+
+@dataclass(frozen=True)
+class LogStudentT(TimeDistribution):
+    """ln t = mean + std z with z ~ Student-t(ν): stage 2. A small ν is nearly uniform in ln t."""
+
+    nu: float = 0.01
+
+    def standard(self) -> stats.rv_continuous:
+        """Student's t distribution."""
+        return stats.t(self.nu)
+
+
+def _interval_masses(standard: stats.rv_continuous, z: np.ndarray) -> np.ndarray:
+    """P(z_i < Z < z_{i+1}), exact in both tails: a difference of sf above the centre, of cdf below it."""
+    return np.where(z[:-1] > 0, -np.diff(standard.sf(z)), np.diff(standard.cdf(z)))
+
+
+@lru_cache(maxsize=64)
+def _table(distribution: TimeDistribution) -> tuple[Tensor, Tensor]:
+    """The cumulative distribution on a grid of ln t: scipy is asked once, not at each step."""
+    ln_t = np.linspace(log(distribution.low), log(distribution.high), GRID_POINTS)
+    masses = _interval_masses(distribution.standard(), (ln_t - distribution.mean) / distribution.std)
+    cumulative = np.concatenate([[0.0], np.cumsum(masses)])
+    return torch.from_numpy(cumulative / cumulative[-1]), torch.from_numpy(ln_t)

@@ -1,0 +1,162 @@
+"""DDPM++ as EDM uses it for CIFAR-10: 55.7 M parameters at 128 channels, multipliers 2, 2, 2, 4 blocks."""
+
+from math import sqrt
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tcm.method.preconditioning import Masks, Network
+from tcm.networks.layers import (
+    BlockPlan,
+    Resample,
+    UNetConfig,
+    attend,
+    check_image_shape,
+    decoder_plan,
+    drop,
+    encoder_plan,
+    level_shape,
+    one_hot,
+    resample,
+)
+
+
+class DDPMppConfig(UNetConfig):
+    """DDPM++; the defaults are EDM's for CIFAR-10."""
+
+    kind: Literal["ddpmpp"] = "ddpmpp"
+    channels: int = Field(default=128, gt=0)
+    channel_mult: tuple[int, ...] = Field(default=(2, 2, 2), min_length=1)
+    blocks: int = Field(default=4, gt=0)
+    attention: tuple[int, ...] = (16,)
+    noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
+
+
+class DDPMpp(Network):
+    """A U-Net of residual blocks with group normalisation, conditioned by adding the embedding to the activations."""
+
+    def __init__(self, config: DDPMppConfig, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        check_image_shape(config, image_shape)
+        self.config, self.classes = config, classes
+        noise, embedding = config.channels * config.noise_mult, config.channels * 4
+        self.embed_noise = PositionalEmbedding(noise)
+        self.embed_label = _linear(classes, noise) if classes else None
+        self.embed_0 = _linear(noise, embedding)
+        self.embed_1 = _linear(embedding, embedding)
+
+        encoder = self.encoder_plan = encoder_plan(config, image_shape, image_shape[0], config.channels)
+        decoder = self.decoder_plan = decoder_plan(config, image_shape, encoder, every_block_attends=False)
+        blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
+        self.dropout = config.dropout
+        self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in blocks)
+
+        self.conv_in = _conv(image_shape[0], config.channels, 3)
+        self.encoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in encoder[1:])
+        self.decoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in decoder)
+        width = decoder[-1].channels_out
+        self.norm_out = _group_norm(width)
+        self.conv_out = _conv(width, image_shape[0], 3, gain=1e-5)
+
+    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+        """F_θ(x, c_noise)."""
+        emb = self.embed_noise(c_noise)
+        if self.embed_label is not None:
+            emb = emb + self.embed_label(one_hot(labels, self.classes, emb))
+        emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
+
+        x = self.conv_in(x)
+        skips = [x]
+        for place, block in enumerate(self.encoder):
+            x = block(x, emb, masks, place)
+            skips.append(x)
+        for place, (plan, block) in enumerate(zip(self.decoder_plan, self.decoder, strict=True), len(self.encoder)):
+            if plan.takes_skip:
+                x = torch.cat([x, skips.pop()], dim=1)
+            x = block(x, emb, masks, place)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+    def normalize_weights(self) -> None:
+        """DDPM++ has no forced weight normalisation."""
+
+
+class Block(nn.Module):
+    """x ↦ (skip(x) + conv(dropout(silu(norm(conv(silu(norm(x))) + affine(emb))))))/√2, then attention."""
+
+    def __init__(self, plan: BlockPlan, embedding: int, dropout: float) -> None:
+        super().__init__()
+        self.resample: Resample = plan.kind if plan.kind in ("up", "down") else "keep"
+        self.dropout = dropout
+        width_in, width = plan.channels_in, plan.channels_out
+        self.norm_0 = _group_norm(width_in)
+        self.conv_0 = _conv(width_in, width, 3)
+        self.affine = _linear(embedding, width)
+        self.norm_1 = _group_norm(width)
+        self.conv_1 = _conv(width, width, 3, gain=1e-5)
+        self.skip = _conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
+        self.attention = Attention(width) if plan.attention else None
+
+    def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, place: int) -> Tensor:
+        """The block's output; `place` finds its dropout mask."""
+        h = self.conv_0(resample(F.silu(self.norm_0(x)), self.resample))
+        h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None]))
+        h = self.conv_1(drop(h, masks, place, self.dropout))
+        x = resample(x, self.resample)
+        x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
+        return x if self.attention is None else self.attention(x)
+
+
+class Attention(nn.Module):
+    """x ↦ (x + proj(attention(norm(x))))/√2 with one head."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _group_norm(channels)
+        self.qkv = _conv(channels, 3 * channels, 1, gain=sqrt(0.2))
+        self.proj = _conv(channels, channels, 1, gain=1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Self-attention over all positions."""
+        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, -1).unbind(3)
+        return (x + self.proj(attend(q, k, v).reshape(x.shape))) * sqrt(0.5)
+
+
+class PositionalEmbedding(nn.Module):
+    """sin and cos of c_noise at geometrically spaced frequencies from 1 to 1/10,000."""
+
+    freqs: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        freqs = torch.logspace(0, -4, channels // 2)
+        self.register_buffer("freqs", freqs, persistent=False)
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        """The embedding, (B, channels)."""
+        phases = torch.outer(c_noise, self.freqs)
+        return torch.cat([phases.sin(), phases.cos()], dim=1)
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
+
+
+def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:
+    conv = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2)
+    _initialise(conv, gain)
+    return conv
+
+
+def _linear(features_in: int, features_out: int) -> nn.Linear:
+    linear = nn.Linear(features_in, features_out)
+    _initialise(linear, 1.0)
+    return linear
+
+
+def _initialise(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
+    nn.init.xavier_uniform_(layer.weight, gain=gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -1,0 +1,220 @@
+"""EDM2: a magnitude-preserving U-Net. 280.2 M parameters (S) at 192 channels, 1119.3 M (XL) at 384."""
+
+from math import sqrt
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tcm.method.preconditioning import Masks, Network
+from tcm.networks.layers import (
+    BlockPlan,
+    Resample,
+    UNetConfig,
+    attend,
+    check_image_shape,
+    decoder_plan,
+    drop,
+    encoder_plan,
+    level_shape,
+    one_hot,
+    resample,
+    resolution,
+)
+
+CHANNELS_PER_HEAD = 64
+LABEL_BALANCE, SKIP_BALANCE, RESIDUAL_BALANCE, ATTENTION_BALANCE = 0.5, 0.5, 0.3, 0.3
+CLIP = 256.0
+
+
+class EDM2Config(UNetConfig):
+    """EDM2; the defaults are those of EDM2-S for ImageNet-64."""
+
+    kind: Literal["edm2"] = "edm2"
+    channels: int = Field(default=192, gt=0)
+    channel_mult: tuple[int, ...] = Field(default=(1, 2, 3, 4), min_length=1)
+    blocks: int = Field(default=3, gt=0)
+    attention: tuple[int, ...] = (16, 8)
+    dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")
+
+
+class EDM2(Network):
+    """A U-Net whose activations, weights and updates keep their magnitudes by construction."""
+
+    def __init__(self, config: EDM2Config, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        check_image_shape(config, image_shape)
+        self.config, self.classes = config, classes
+        noise, embedding = config.channels * config.channel_mult[0], config.channels * max(config.channel_mult)
+        self.embed_fourier = FourierFeatures(noise)
+        self.embed_noise = MPLinear(noise, embedding)
+        self.embed_label = MPLinear(classes, embedding) if classes else None
+
+        # One more input channel, of ones, takes the place of biases.
+        encoder = self.encoder_plan = encoder_plan(config, image_shape, image_shape[0] + 1, noise)
+        decoder = self.decoder_plan = decoder_plan(config, image_shape, encoder, every_block_attends=True)
+        blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
+        dropping = [plan for plan in blocks if resolution(image_shape, plan.level) <= config.dropout_up_to]
+        self.dropout = config.dropout
+        self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in dropping)
+        places = {id(plan): place for place, plan in enumerate(dropping)}
+
+        def block(plan: BlockPlan, side: Literal["encoder", "decoder"]) -> Block:
+            return Block(plan, side, embedding, config.dropout, places.get(id(plan)))
+
+        self.conv_in = MPConv(image_shape[0] + 1, noise, 3)
+        self.encoder = nn.ModuleList(block(plan, "encoder") for plan in encoder[1:])
+        self.decoder = nn.ModuleList(block(plan, "decoder") for plan in decoder)
+        self.conv_out = MPConv(decoder[-1].channels_out, image_shape[0], 3)
+        self.gain_out = nn.Parameter(torch.zeros([]))
+
+    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+        """F_θ(x, c_noise)."""
+        emb = self.embed_noise(self.embed_fourier(c_noise))
+        if self.embed_label is not None:
+            emb = mp_sum(emb, self.embed_label(one_hot(labels, self.classes, emb)), LABEL_BALANCE)
+        emb = mp_silu(emb)
+
+        x = self.conv_in(torch.cat([x, torch.ones_like(x[:, :1])], dim=1))
+        skips = [x]
+        for block in self.encoder:
+            x = block(x, emb, masks)
+            skips.append(x)
+        for plan, block in zip(self.decoder_plan, self.decoder, strict=True):
+            if plan.takes_skip:
+                x = mp_cat(x, skips.pop(), SKIP_BALANCE)
+            x = block(x, emb, masks)
+        return self.conv_out(x, self.gain_out)
+
+    @torch.no_grad()
+    def normalize_weights(self) -> None:
+        """Write every weight back at unit magnitude, so that the learning rate keeps its meaning (EDM2 Sec. 2.3)."""
+        for module in self.modules():
+            if isinstance(module, MPConv | MPLinear):
+                module.weight.copy_(normalize(module.weight, dims=tuple(range(1, module.weight.ndim))))
+
+
+class Block(nn.Module):
+    """A residual block: magnitude-preserving sums of x and its residual branch, then of x and its attention."""
+
+    def __init__(
+        self,
+        plan: BlockPlan,
+        side: Literal["encoder", "decoder"],
+        embedding: int,
+        dropout: float,
+        dropout_place: int | None,
+    ) -> None:
+        super().__init__()
+        self.normalises = side == "encoder"
+        self.resample: Resample = plan.kind if plan.kind in ("up", "down") else "keep"
+        self.dropout, self.dropout_place = dropout, dropout_place
+        width_in, width = plan.channels_in, plan.channels_out
+        self.skip = MPConv(width_in, width, 1) if width_in != width else None
+        self.conv_0 = MPConv(width if side == "encoder" else width_in, width, 3)
+        self.affine = MPLinear(embedding, width)
+        self.affine_gain = nn.Parameter(torch.zeros([]))
+        self.conv_1 = MPConv(width, width, 3)
+        heads = width // CHANNELS_PER_HEAD
+        self.attention = Attention(width, heads) if plan.attention and heads else None
+
+    def forward(self, x: Tensor, emb: Tensor, masks: Masks | None) -> Tensor:
+        """The block's output."""
+        x = resample(x, self.resample)
+        if self.normalises:
+            x = normalize(x if self.skip is None else self.skip(x), dims=(1,))
+        h = self.conv_0(mp_silu(x))
+        h = mp_silu(h * (self.affine(emb, self.affine_gain) + 1)[:, :, None, None].to(h.dtype))
+        h = self.conv_1(drop(h, masks, self.dropout_place, self.dropout))
+        if not self.normalises and self.skip is not None:
+            x = self.skip(x)
+        x = mp_sum(x, h, RESIDUAL_BALANCE)
+        if self.attention is not None:
+            x = mp_sum(x, self.attention(x), ATTENTION_BALANCE)
+        return x.clamp(-CLIP, CLIP)
+
+
+class Attention(nn.Module):
+    """Self-attention with queries, keys and values normalised per head."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = MPConv(channels, 3 * channels, 1)
+        self.proj = MPConv(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Self-attention over all positions."""
+        qkv = self.qkv(x).reshape(len(x), self.heads, x.shape[1] // self.heads, 3, -1)
+        q, k, v = normalize(qkv, dims=(2,)).unbind(3)
+        return self.proj(attend(q, k, v).reshape(x.shape))
+
+
+class MPConv(nn.Module):
+    """A convolution without bias, whose weight is normalised at each use (EDM2 Eq. 66)."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels_out, channels_in, kernel, kernel))
+
+    def forward(self, x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
+        """conv(x, gain w/‖w‖)."""
+        return F.conv2d(x, unit_weight(self.weight, gain).to(x.dtype), padding=self.weight.shape[-1] // 2)
+
+
+class MPLinear(nn.Module):
+    """A linear map without bias, whose weight is normalised at each use."""
+
+    def __init__(self, features_in: int, features_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features_out, features_in))
+
+    def forward(self, x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
+        """x (gain w/‖w‖)ᵀ."""
+        return F.linear(x, unit_weight(self.weight, gain).to(x.dtype))
+
+
+class FourierFeatures(nn.Module):
+    """√2 cos(2π(f c_noise + φ)) at random frequencies f and phases φ, which are part of the model (EDM2 Eq. 75)."""
+
+    freqs: Tensor
+    phases: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("freqs", 2 * torch.pi * torch.randn(channels))
+        self.register_buffer("phases", 2 * torch.pi * torch.rand(channels))
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        """The features, (B, channels)."""
+        return sqrt(2) * torch.cos(torch.outer(c_noise, self.freqs) + self.phases)
+
+
+def normalize(x: Tensor, dims: tuple[int, ...], eps: float = 1e-4) -> Tensor:
+    """x divided by its root mean square over `dims`."""
+    norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32)
+    return x / torch.add(eps, norm, alpha=sqrt(norm.numel() / x.numel())).to(x.dtype)
+
+
+def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:
+    """The weight that a layer computes with: each output's row normalised to length `gain`."""
+    return normalize(weight, dims=tuple(range(1, weight.ndim))) * (gain / sqrt(weight[0].numel()))
+
+
+def mp_silu(x: Tensor) -> Tensor:
+    """silu(x)/0.596, which keeps the magnitude of a normal x (EDM2 Eq. 81)."""
+    return F.silu(x) / 0.596
+
+
+def mp_sum(a: Tensor, b: Tensor, t: float) -> Tensor:
+    """((1 − t) a + t b)/√((1 − t)² + t²) (EDM2 Eq. 88)."""
+    return torch.lerp(a, b, t) / sqrt((1 - t) ** 2 + t**2)
+
+
+def mp_cat(a: Tensor, b: Tensor, t: float) -> Tensor:
+    """The channels of a and b, with weights by which each contributes (1 − t) : t (EDM2 Eq. 103)."""
+    n_a, n_b = a.shape[1], b.shape[1]
+    scale = sqrt((n_a + n_b) / ((1 - t) ** 2 + t**2))
+    return torch.cat([a * (scale * (1 - t) / sqrt(n_a)), b * (scale * t / sqrt(n_b))], dim=1)

@@ -1,0 +1,130 @@
+"""What both networks share: the plan of a U-Net, labels, dropout, attention, resampling."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from tcm.errors import TcmError
+from tcm.method.preconditioning import Masks
+
+Resample = Literal["keep", "up", "down"]
+
+
+class UNetConfig(BaseModel):
+    """The shape of a U-Net: level i has channels × channel_mult[i] channels at 1/2^i of the resolution."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    channels: int = Field(gt=0, description="channels of the first level's unit")
+    channel_mult: tuple[int, ...] = Field(min_length=1, description="channels of each level, in units of `channels`")
+    blocks: int = Field(gt=0, description="residual blocks per level")
+    attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that an activation is dropped")
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One block of a U-Net: the input convolution of the encoder is the block of kind "conv"."""
+
+    kind: Literal["conv", "down", "up", "in", "block"]
+    level: int
+    index: int
+    channels_in: int
+    channels_out: int
+    attention: bool
+    takes_skip: bool = False
+
+
+def encoder_plan(
+    config: UNetConfig, image_shape: tuple[int, int, int], input_channels: int, first_channels: int
+) -> list[BlockPlan]:
+    """The encoder's blocks, in order: a convolution or a halving, then the level's blocks."""
+    plan = [BlockPlan("conv", 0, 0, input_channels, first_channels, False)]
+    for level, mult in enumerate(config.channel_mult):
+        if level:
+            plan.append(BlockPlan("down", level, 0, plan[-1].channels_out, plan[-1].channels_out, False))
+        attention = resolution(image_shape, level) in config.attention
+        for index in range(config.blocks):
+            plan.append(BlockPlan("block", level, index, plan[-1].channels_out, config.channels * mult, attention))
+    return plan
+
+
+def decoder_plan(
+    config: UNetConfig, image_shape: tuple[int, int, int], encoder: list[BlockPlan], every_block_attends: bool
+) -> list[BlockPlan]:
+    """The decoder's blocks, in order: two blocks at the lowest level or a doubling, then the level's blocks.
+
+    A block that takes a skip connection takes the output of one more of the encoder's blocks, last first.
+    """
+    skips = [block.channels_out for block in encoder]
+    lowest = len(config.channel_mult) - 1
+    width = skips[-1]
+    plan = [BlockPlan("in", lowest, 0, width, width, True), BlockPlan("in", lowest, 1, width, width, False)]
+    for level in range(lowest, -1, -1):
+        if level < lowest:
+            plan.append(BlockPlan("up", level, 0, width, width, False))
+        for index in range(config.blocks + 1):
+            attends = resolution(image_shape, level) in config.attention
+            attention = attends and (every_block_attends or index == config.blocks)
+            out = config.channels * config.channel_mult[level]
+            plan.append(BlockPlan("block", level, index, width + skips.pop(), out, attention, True))
+            width = out
+    return plan
+
+
+def resolution(image_shape: tuple[int, int, int], level: int) -> int:
+    """The longer side at a level."""
+    return max(image_shape[1:]) >> level
+
+
+def check_image_shape(config: UNetConfig, image_shape: tuple[int, int, int]) -> None:
+    """Refuse images that the levels do not divide."""
+    step = 2 ** (len(config.channel_mult) - 1)
+    for name, size in zip(("height", "width"), image_shape[1:], strict=True):
+        if size % step:
+            raise TcmError(
+                f"image {name}={size} is not a multiple of {step}, which the {len(config.channel_mult)} levels of "
+                f"channel_mult={list(config.channel_mult)} need; resize the images or use fewer levels"
+            )
+
+
+def level_shape(image_shape: tuple[int, int, int], level: int, channels: int) -> tuple[int, int, int]:
+    """The shape of the activations of a level."""
+    return channels, image_shape[1] >> level, image_shape[2] >> level
+
+
+def one_hot(labels: Tensor | None, count: int, like: Tensor) -> Tensor:
+    """Labels (B,) as unit vectors times √count, so that their mean square is 1; no label (−1) is zero."""
+    rows = torch.zeros(len(like), count, device=like.device, dtype=like.dtype)
+    if labels is None:
+        return rows
+    known = (labels >= 0).to(like.dtype)
+    return rows.scatter(1, labels.clamp_min(0)[:, None], (known * count**0.5)[:, None])
+
+
+def drop(x: Tensor, masks: Masks | None, place: int | None, rate: float) -> Tensor:
+    """Dropout with the mask of the layer at `place`; the mask alone is kept for the backward pass."""
+    if masks is None or place is None:
+        return x
+    return (x * masks[place]).mul_(1 / (1 - rate))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q·k/√d) v for q, k, v of shape (B, heads, d, positions)."""
+    q, k, v = (part.transpose(2, 3) for part in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(2, 3)
+
+
+def resample(x: Tensor, mode: Resample) -> Tensor:
+    """Halve by averaging 2 × 2 pixels, double by repeating them: the filter [1, 1] of EDM and EDM2."""
+    match mode:
+        case "keep":
+            return x
+        case "down":
+            return F.avg_pool2d(x, 2)
+        case "up":
+            return F.interpolate(x, scale_factor=2, mode="nearest")

@@ -1,0 +1,40 @@
+"""Folders that appear whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path` once all is on the disk; on an error nothing changes."""
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        aside.chmod(0o755)
+        yield aside
+        for file in [*aside.rglob("*"), aside]:
+            _sync(file)
+        if path.exists():
+            old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent)) / "old"
+            path.rename(old)
+            aside.rename(path)
+            shutil.rmtree(old.parent)
+        else:
+            aside.rename(path)
+        _sync(path.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

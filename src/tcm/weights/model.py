@@ -1,0 +1,198 @@
+"""A model: a denoiser that knows its method, saved as a folder with config.json and model.safetensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tcm.errors import TcmError, describe_validation
+from tcm.method.preconditioning import Denoiser, Uncertainty
+from tcm.method.sampling import consistency_times, sample_consistency, sample_heun
+from tcm.method.streams import SampleStreams, derive_seed
+from tcm.networks import NetworkConfig, build_network
+from tcm.weights.folders import new_folder
+from tcm.weights.tensors import load_tensors
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+Kind = Literal["diffusion", "consistency", "truncated"]
+
+
+class Provenance(BaseModel):
+    """Where a model comes from: a run's recipe, stage and step, or an imported file and its licence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    recipe: str | None = None
+    stage: str | None = None
+    step: int | None = None
+    data: str | None = Field(default=None, description="hash of the training data")
+    imported_from: str | None = None
+    licence: str | None = None
+
+
+class ModelCard(BaseModel):
+    """config.json: the network, the method and the times on which the model is defined."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: Literal["truncated-consistency"] = "truncated-consistency"
+    format: Literal[1] = 1
+    kind: Kind
+    network: NetworkConfig
+    image_shape: tuple[int, int, int]
+    classes: int = Field(default=0, ge=0)
+    sigma_data: float = Field(default=0.5, gt=0)
+    t_min: float = Field(default=0.002, gt=0)
+    t_max: float = Field(default=80.0, gt=0)
+    t_prime: float | None = Field(default=None, description="where the truncated model's range begins")
+    second_time: float = Field(default=1.0, gt=0, description="the time of the second of two sampling steps")
+    uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
+    provenance: Provenance = Provenance()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.t_min >= self.t_max:
+            raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
+        if (self.kind == "truncated") != (self.t_prime is not None):
+            raise ValueError(f"t_prime={self.t_prime} does not fit kind={self.kind}; a truncated model alone has one")
+        if self.t_prime is not None and self.t_prime != self.t_min:
+            raise ValueError(f"t_min={self.t_min} must be t_prime={self.t_prime}: a truncated model begins there")
+        return self
+
+
+@dataclass(frozen=True)
+class Model:
+    """A denoiser and its card.
+
+    >>> import tcm
+    >>> card = tcm.ModelCard(kind="consistency", network=tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1),
+    ...                      image_shape=(1, 8, 8))
+    >>> tcm.Model.fresh(card).sample(4, steps=2, seed=0).shape
+    torch.Size([4, 1, 8, 8])
+    """
+
+    denoiser: Denoiser
+    card: ModelCard
+
+    @classmethod
+    def fresh(cls, card: ModelCard) -> Self:
+        """A model with newly initialised weights."""
+        denoiser = Denoiser(
+            build_network(card.network, card.image_shape, card.classes),
+            card.image_shape,
+            card.classes,
+            sigma_data=card.sigma_data,
+            t_min=card.t_min,
+            t_max=card.t_max,
+            uncertainty=Uncertainty(card.uncertainty) if card.uncertainty else None,
+        )
+        return cls(denoiser, card)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The model in a folder; nothing in it is executed."""
+        folder = Path(path)
+        card = read_card(folder / CONFIG_FILE)
+        weights = folder / WEIGHTS_FILE
+        try:
+            tensors = load_file(weights)
+        except FileNotFoundError as error:
+            raise TcmError(
+                f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
+            ) from error
+        except SafetensorError as error:
+            raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
+        with torch.device("meta"):
+            model = cls.fresh(card)
+        model.denoiser.to_empty(device="cpu")
+        load_tensors(model.denoiser, tensors, str(weights))
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write config.json and model.safetensors into a folder, which appears whole or not at all."""
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.denoiser.state_dict().items()}
+        with new_folder(Path(path)) as folder:
+            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+            (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights; returns this model."""
+        self.denoiser.to(device)
+        return self
+
+    def times(self, steps: int) -> list[float]:
+        """The times at which a consistency model is evaluated when sampling in `steps` steps."""
+        return consistency_times(steps, self.card.t_max, max(self.card.second_time, self.card.t_min))
+
+    def sample(
+        self,
+        count: int | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+        seed: int = 0,
+        seeds: Sequence[int] | None = None,
+        labels: Sequence[int] | int | None = None,
+        batch: int = 64,
+    ) -> Tensor:
+        """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its label alone.
+
+        A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
+        (18 by default) of Heun's method. Without `labels`, each image's class is drawn from its seed.
+        """
+        seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
+        classes = self._labels(seeds, labels)
+        parts = []
+        for start in range(0, len(seeds), batch):
+            some = slice(start, start + batch)
+            parts.append(self._sample_batch(seeds[some], None if classes is None else classes[some], steps, times))
+        return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
+
+    def _sample_batch(
+        self, seeds: list[int], labels: Tensor | None, steps: int | None, times: Sequence[float] | None
+    ) -> Tensor:
+        streams = SampleStreams(seeds)
+        if labels is not None:
+            labels = labels.to(next(self.denoiser.parameters()).device)
+        if self.card.kind == "diffusion":
+            if times is not None:
+                raise TcmError(
+                    f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18"
+                )
+            return sample_heun(self.denoiser, 18 if steps is None else steps, streams, labels).cpu()
+        if times is None:
+            times = self.times(1 if steps is None else steps)
+        return sample_consistency(self.denoiser, times, streams, labels).cpu()
+
+    def _labels(self, seeds: list[int], labels: Sequence[int] | int | None) -> Tensor | None:
+        if self.card.classes == 0:
+            if labels is not None:
+                raise TcmError(f"labels={labels} were given, and this model knows no classes; leave them out")
+            return None
+        if labels is None:
+            labels = [derive_seed("class", seed) % self.card.classes for seed in seeds]
+        chosen = torch.tensor([labels] * len(seeds) if isinstance(labels, int) else list(labels))
+        if len(chosen) != len(seeds):
+            raise TcmError(
+                f"labels has {len(chosen)} entries for {len(seeds)} images; give one per image, or one number"
+            )
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.card.classes:
+            raise TcmError(f"labels={labels} must lie between 0 and {self.card.classes - 1}")
+        return chosen
+
+
+def read_card(path: Path) -> ModelCard:
+    """The card in a config.json."""
+    try:
+        return ModelCard.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
+    except ValidationError as error:
+        raise describe_validation(error, str(path)) from error

@@ -1,0 +1,35 @@
+"""Tensors into a module, strictly: what is missing, unknown or misshapen is named."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tcm.errors import TcmError
+
+
+def load_tensors(
+    module: nn.Module, tensors: Mapping[str, Tensor], source: str, shown: Mapping[str, str] | None = None
+) -> None:
+    """Copy `tensors` into `module`; `shown` maps a file's own names to the module's, so that errors say the former."""
+    theirs = {ours: name for name, ours in (shown or {}).items()}
+    wanted = module.state_dict()
+    missing = [theirs.get(name, name) for name in wanted if name not in tensors]
+    if missing:
+        raise TcmError(f"{source} lacks {_some(missing)}; it belongs to another network or is incomplete")
+    unknown = [theirs.get(name, name) for name in tensors if name not in wanted]
+    if unknown:
+        raise TcmError(f"{source} has {_some(unknown)}, unknown to this network; check the network's config")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise TcmError(
+                f"{source}: {theirs.get(name, name)} has shape {list(tensor.shape)}, and this network needs "
+                f"{list(wanted[name].shape)}; check the network's config"
+            )
+    with torch.no_grad():
+        module.load_state_dict(dict(tensors))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
