@@ -72,6 +72,7 @@ def test_any_partition_gives_the_same_statistics_as_numpy(cuts: list[int], offse
     for part in parts[1:]:
         merged = merged.merge(Statistics.of(part))
     for found in (streamed, merged):
+        assert found is not None
         assert found.count == 3000
         np.testing.assert_allclose(found.mean, features.numpy().mean(0), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(found.covariance, np.cov(features.numpy().T), rtol=1e-8, atol=1e-8)
@@ -80,6 +81,8 @@ def test_any_partition_gives_the_same_statistics_as_numpy(cuts: list[int], offse
 def test_streamed_statistics_do_not_depend_on_the_batch_size_to_the_last_bit() -> None:
     features = correlated(2500, 5, 8).float()
     one, other = accumulate(features.split(7)), accumulate(features.split(600))
+    assert one is not None
+    assert other is not None
     assert torch.equal(one.mean, other.mean)
     assert torch.equal(one.covariance, other.covariance)
 
@@ -98,8 +101,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         frechet_distance(a, b)
     with pytest.raises(TcmError, match="NaN"):
         Statistics.of(torch.tensor([[float("nan")]]))
-    with pytest.raises(TcmError, match="no images"):
-        accumulate([])
+    assert accumulate([]) is None
     with pytest.raises(TcmError, match="count"):
         a.merge(Statistics(a.mean, a.covariance, None))
     with pytest.raises(TcmError, match="at least 8"):

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from tcm.cli.doctor import doctor
+from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.sample import sample
 from tcm.errors import TcmError
 
 app = typer.Typer(
@@ -37,6 +39,9 @@ def root(
 
 
 app.command()(doctor)
+app.command()(sample)
+app.command("eval")(evaluation)
+app.command("times")(best_times)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 from tcm.evaluation import inception, published
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
@@ -60,7 +61,7 @@ class Detector:
         if self.head is None:
             raise TcmError(
                 f"the detector {self.name!r} has no class head, so it gives no Inception score; "
-                f"put the public {published.FILE} into {published.cache_directory()} or pass its path as the detector"
+                f"put the public {published.FILE} into {data_folder()} or pass its path as the detector"
             )
         return (features.double() @ self.head.double().T).softmax(1)
 
@@ -176,5 +177,5 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(weights[name].detach().cpu().contiguous().numpy().tobytes())
+        digest.update(weights[name].detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

