@@ -32,8 +32,3 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "mps"
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """The most precise floating-point type of a device: float64 but for Apple's."""
-    return torch.float32 if device.type == "mps" else torch.float64

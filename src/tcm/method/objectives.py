@@ -14,7 +14,7 @@ from torch import Tensor
 from tcm.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
-from tcm.method.preconditioning import Denoiser, Masks, c_noise, c_out, diffuse
+from tcm.method.preconditioning import Denoiser, Masks, c_noise, c_out, column
 from tcm.method.solvers import Step, guided, heun
 from tcm.method.streams import SampleStreams
 from tcm.method.times import LogNormal, TimeDistribution
@@ -100,7 +100,7 @@ class Diffusion:
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
         """The loss at given times and noise."""
         f = models.student
-        x_t = diffuse(batch.x, draw.t, draw.eps)
+        x_t = batch.x + column(draw.t, batch.x) * draw.eps
         error = (f(x_t, draw.t, draw.labels, draw.masks) - batch.x).flatten(1).square().mean(1)
         weighted = error / c_out(draw.t, f.sigma_data).to(error) ** 2
         denoising = weighted.detach().sum() / batch.B
@@ -130,7 +130,7 @@ class Pairs:
     def earlier(self, models: Models, batch: Batch, draw: Draw, x_t: Tensor, r: Tensor) -> Tensor:
         """x_r: x + rε in consistency training, one solver step from x_t in consistency distillation."""
         if self.distillation is None:
-            return diffuse(batch.x, r, draw.eps)
+            return batch.x + column(r, batch.x) * draw.eps
         if models.teacher is None:
             raise TcmError(
                 "distillation needs a teacher, and models.teacher is None; pass the diffusion model as teacher"
@@ -142,7 +142,7 @@ class Pairs:
         """ω(t)/Δ_t d(f_θ(x_t, t), f_{θ⁻,θ0⁻}^trunc(x_r, r)) of each sample. TCM Eq. 4 and 5."""
         t, delta = draw.t, self.curriculum.delta(draw.t, step)
         r = t - delta
-        x_t = diffuse(batch.x, t, draw.eps)
+        x_t = batch.x + column(t, batch.x) * draw.eps
         with torch.no_grad():
             x_r = self.earlier(models, batch, draw, x_t, r)
             target = f_trunc(models, x_r, r, draw, t_prime)

@@ -7,7 +7,6 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from tcm.devices import widest_float
 from tcm.method.streams import SampleStreams
 
 Masks = Sequence[Tensor]
@@ -81,12 +80,6 @@ def c_noise(t: Tensor) -> Tensor:
 def column(t: Tensor, like: Tensor) -> Tensor:
     """t (B,), shaped and placed to multiply images `like` (B, C, H, W)."""
     return t.to(like)[:, None, None, None]
-
-
-def diffuse(x: Tensor, t: Tensor, eps: Tensor) -> Tensor:
-    """x + t ε, rounded once: at t = 80 what tells two neighbouring times apart would drown in the rounding of t."""
-    wide = widest_float(x.device)
-    return (x + t.to(x.device, wide)[:, None, None, None] * eps).float()
 
 
 class Denoiser(nn.Module):
