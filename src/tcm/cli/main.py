@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tcm.cli.data import app as data
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
 from tcm.cli.sample import sample
@@ -42,6 +43,7 @@ app.command()(doctor)
 app.command()(sample)
 app.command("eval")(evaluation)
 app.command("times")(best_times)
+app.add_typer(data, name="data")
 
 
 def main() -> None:
