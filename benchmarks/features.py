@@ -1,7 +1,7 @@
 """Inception features: images/s of our forward pass against the published TorchScript, interleaved.
 
-`python -m benchmarks.features`: both take the same CIFAR-sized noise and resize it; the TorchScript is frozen and runs at
-the batch size that suits it best. About a minute on two idle cores (OMP_NUM_THREADS sets the threads).
+`python -m benchmarks.features`: both take the same CIFAR-sized noise and resize it; the TorchScript is frozen and runs
+at the batch size that suits it best. About a minute on two idle cores (OMP_NUM_THREADS sets the threads).
 """
 
 import statistics
