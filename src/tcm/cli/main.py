@@ -8,10 +8,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tcm.cli.data import app as data
+from tcm.cli import data, recipes
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
 from tcm.cli.sample import sample
+from tcm.cli.train import train
+from tcm.cli.weights import export_weights, import_weights
 from tcm.errors import TcmError
 
 app = typer.Typer(
@@ -39,11 +41,15 @@ def root(
     """Truncated Consistency Models: train, sample, measure."""
 
 
-app.command()(doctor)
+app.command()(train)
 app.command()(sample)
 app.command("eval")(evaluation)
 app.command("times")(best_times)
-app.add_typer(data, name="data")
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+app.command()(doctor)
+app.command("import")(import_weights)
+app.command("export")(export_weights)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Data sets in numpy's files: .npz and .npy, with their headers checked before anything is allocated."""
 
+import tokenize
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -12,6 +13,19 @@ from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
 from tcm.data.files import atomic_write, check_expansion
 from tcm.data.pictures import ZIP_ERRORS
 from tcm.errors import TcmError
+
+# What numpy's reader of headers raises for damaged ones, found by fuzzing.
+_HEADER_ERRORS = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    SyntaxError,
+    tokenize.TokenError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+)
 
 
 def open_npz(path: Path, split: str) -> Dataset:
@@ -107,7 +121,7 @@ def _header(file: IO[bytes], source: str) -> tuple[tuple[int, ...], bool, np.dty
             raise TcmError(f"{source} has version {version} of numpy's format; write it with numpy.save")
     except TcmError:
         raise
-    except (ValueError, TypeError, OSError, EOFError, SyntaxError, RecursionError, MemoryError, OverflowError) as error:
+    except _HEADER_ERRORS as error:
         reason = " ".join(str(error).split())[:120]
         raise TcmError(f"{source} has a damaged numpy header ({reason}); copy or make it again") from error
     if dtype.kind not in "uiU" or any(length < 0 for length in shape):

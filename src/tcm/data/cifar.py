@@ -142,6 +142,4 @@ class _BatchUnpickler(pickle.Unpickler):
                 return _stored_dtype
             case "_codecs", "encode":
                 return _encoded
-        raise TcmError(
-            f"a CIFAR-10 batch must not need {module}.{name}: this pickle is not one, and nothing of it was run"
-        )
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch does; nothing of it was run")

@@ -1,4 +1,4 @@
-"""Averages of the weights over the course of training: constant and power-function EMA. TCM App. E; EDM2 Sec. 3."""
+"""Averages of the weights over the course of training: constant and power-function EMA. TCM App. F; EDM2 Sec. 3."""
 
 from dataclasses import dataclass
 
@@ -36,24 +36,25 @@ Decay = ConstantDecay | PowerDecay
 
 
 class Average:
-    """θ̄ ← β_i θ̄ + (1 − β_i) θ over parameters; buffers are copied."""
+    """θ̄ ← β_i θ̄ + (1 − β_i) θ over parameters; the buffers of a module's state are copied."""
 
     def __init__(self, module: nn.Module, decay: Decay) -> None:
         self.decay = decay
-        self._parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
-        self._buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        self._state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
     @torch.no_grad()
     def update(self, module: nn.Module, iteration: int) -> None:
         """Take in the weights after iteration i = 1, 2, …."""
-        current = [p.detach() for p in module.parameters()]
-        torch._foreach_lerp_(list(self._parameters.values()), current, 1 - self.decay.beta(iteration))
-        for mean, buffer in zip(self._buffers.values(), module.buffers(), strict=True):
-            mean.copy_(buffer)
+        current = module.state_dict()
+        averaged = [name for name, _ in module.named_parameters()]
+        means, weights = [self._state[name] for name in averaged], [current[name] for name in averaged]
+        torch._foreach_lerp_(means, weights, 1 - self.decay.beta(iteration))
+        for name in current.keys() - set(averaged):
+            self._state[name].copy_(current[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averaged weights under the module's own names."""
-        return self._parameters | self._buffers
+        """The averaged weights under the module's own names: what the module's `load_state_dict` takes."""
+        return dict(self._state)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -1,10 +1,12 @@
-"""Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. E."""
+"""Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. F."""
 
 from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor
+
+from tcm.errors import TcmError
 
 SMALLEST_R = 1e-6
 """r never falls below this, so that ln r stays finite."""
@@ -27,6 +29,10 @@ class Curriculum:
     d: int = 25_000
     limit: float = 0.999
     k: float = 8.0
+
+    def __post_init__(self) -> None:
+        if not (self.q > 1 and self.d >= 0 and 0 < self.limit < 1 and self.k >= 0):
+            raise TcmError(f"{self} has no Δ_t above 0; use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0")
 
     def ratio(self, step: int) -> float:
         """The ratio of a step; steps count from 0, the paper's iterations i = step + 1 from 1."""

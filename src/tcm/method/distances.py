@@ -1,4 +1,4 @@
-"""d(x, y), the distance between two images, and ω(t)/Δ_t, the weight of a pair. TCM Eq. 4, App. E."""
+"""d(x, y), the distance between two images, and ω(t)/Δ_t, the weight of a pair. TCM Eq. 4, App. F."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ class PseudoHuber:
     c: float
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        return (SquaredL2()(x, y) + self.c**2).sqrt() - self.c
+        # The same as √(‖·‖² + c²) − c, without its cancellation where the distance is far below c.
+        squared = SquaredL2()(x, y)
+        return squared / ((squared + self.c**2).sqrt() + self.c)
 
 
 @dataclass(frozen=True)

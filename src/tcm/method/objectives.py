@@ -204,6 +204,12 @@ class TruncatedConsistency:
     w_b: float = 0.1
     rho: float = 0.25
 
+    def __post_init__(self) -> None:
+        if not 0 < self.rho < 1:
+            raise TcmError(f"rho={self.rho} must lie between 0 and 1: it is the boundary samples' share of the batch")
+        if self.times.low < self.t_prime:
+            raise TcmError(f"times.low={self.times.low} lies below t_prime={self.t_prime}; use low={self.t_prime}")
+
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Losses:
         """Draw and compute."""
         return self.loss_at(models, batch, step, self.draw(models, batch, streams))

@@ -1,4 +1,4 @@
-"""From the free-form network F to the consistency function f. TCM Eq. 3, App. E."""
+"""From the free-form network F to the consistency function f. TCM Eq. 3, App. F."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From noise to images: one, two, n evaluations of f; Heun's method for the diffusion model. TCM Sec. 4, App. E."""
+"""From noise to images: one, two, n evaluations of f; Heun's method for the diffusion model. TCM Sec. 4, App. F."""
 
 from collections.abc import Sequence
 
@@ -17,6 +17,8 @@ def consistency_times(steps: int, t_max: float, t_last: float) -> list[float]:
     >>> consistency_times(1, 80.0, 1.0), consistency_times(2, 80.0, 1.0)
     ([80.0], [80.0, 1.0])
     """
+    if steps < 1:
+        raise TcmError(f"steps={steps} makes no image; use at least 1")
     if steps == 1:
         return [t_max]
     return [t_max, *(t_max * (t_last / t_max) ** (i / (steps - 1)) for i in range(1, steps - 1)), t_last]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tcm.errors import TcmError
 from tcm.method.preconditioning import Denoiser, column
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
@@ -44,6 +45,8 @@ def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> li
     >>> [round(t, 3) for t in karras_times(3, 0.002, 80.0)]
     [80.0, 2.515, 0.002]
     """
+    if steps < 1:
+        raise TcmError(f"steps={steps} makes no image; use at least 1")
     if steps == 1:
         return [t_max]
     ramp = torch.linspace(0, 1, steps, dtype=torch.float64)

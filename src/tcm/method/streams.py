@@ -52,4 +52,5 @@ class SampleStreams:
         for row, generator in zip(words, self._generators, strict=True):
             row.random_(-(2**63), None, generator=generator)
         sixteenths = words.view(torch.int16)[:, :count]
-        return (sixteenths < round(probability * 2**16) - 2**15).view(len(self), *shape)
+        threshold = min(round(probability * 2**16), 2**16 - 1) - 2**15  # 2¹⁵ itself is no int16
+        return (sixteenths < threshold).view(len(self), *shape)

@@ -1,14 +1,16 @@
-"""ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. E."""
+"""ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. F."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import inf, log
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
+
+from tcm.errors import TcmError
 
 GRID_POINTS = 2**15
 
@@ -21,6 +23,12 @@ class TimeDistribution(ABC):
     std: float
     low: float = 0.002
     high: float = 80.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.low < self.high < inf):
+            raise TcmError(f"times from low={self.low:g} to high={self.high:g} are no range; use 0 < low < high")
+        if not self.std > 0:
+            raise TcmError(f"std={self.std:g} of ln t must lie above 0")
 
     @abstractmethod
     def standard(self) -> stats.rv_continuous:
@@ -46,10 +54,11 @@ class TimeDistribution(ABC):
 
     def density(self, t: Tensor) -> Tensor:
         """ψ̄_t(t), zero outside [low, high]."""
-        z = (np.log(t.double().numpy()) - self.mean) / self.std
+        inside = (t >= self.low) & (t <= self.high)
+        t = torch.where(inside, t.double(), self.low)
+        z = (t.log().numpy() - self.mean) / self.std
         ends = (np.log([self.low, self.high]) - self.mean) / self.std
         mass = _interval_masses(self.standard(), ends)[0]
-        inside = (t >= self.low) & (t <= self.high)
         return torch.from_numpy(self.standard().pdf(z) / (mass * self.std)) / t * inside
 
 
@@ -68,6 +77,11 @@ class LogStudentT(TimeDistribution):
 
     nu: float = 0.01
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.nu > 0:
+            raise TcmError(f"nu={self.nu:g} must lie above 0")
+
     def standard(self) -> stats.rv_continuous:
         """Student's t distribution."""
         return stats.t(self.nu)
@@ -84,4 +98,6 @@ def _table(distribution: TimeDistribution) -> tuple[Tensor, Tensor]:
     ln_t = np.linspace(log(distribution.low), log(distribution.high), GRID_POINTS)
     masses = _interval_masses(distribution.standard(), (ln_t - distribution.mean) / distribution.std)
     cumulative = np.concatenate([[0.0], np.cumsum(masses)])
+    if not cumulative[-1] > 0:
+        raise TcmError(f"{distribution} has no probability between low and high; move its mean towards them")
     return torch.from_numpy(cumulative / cumulative[-1]), torch.from_numpy(ln_t)

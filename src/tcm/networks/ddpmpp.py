@@ -28,7 +28,7 @@ class DDPMppConfig(UNetConfig):
     """DDPM++; the defaults are EDM's for CIFAR-10."""
 
     kind: Literal["ddpmpp"] = "ddpmpp"
-    channels: int = Field(default=128, gt=0)
+    channels: int = Field(default=128, gt=0, multiple_of=2)
     channel_mult: tuple[int, ...] = Field(default=(2, 2, 2), min_length=1)
     blocks: int = Field(default=4, gt=0)
     attention: tuple[int, ...] = (16,)
@@ -43,7 +43,6 @@ class DDPMpp(Network):
         check_image_shape(config, image_shape)
         self.config, self.classes = config, classes
         noise, embedding = config.channels * config.noise_mult, config.channels * 4
-        self.embed_noise = PositionalEmbedding(noise)
         self.embed_label = _linear(classes, noise) if classes else None
         self.embed_0 = _linear(noise, embedding)
         self.embed_1 = _linear(embedding, embedding)
@@ -63,12 +62,12 @@ class DDPMpp(Network):
 
     def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
-        emb = self.embed_noise(c_noise)
+        emb = positional_embedding(c_noise, self.embed_0.in_features).to(self.embed_0.weight.dtype)
         if self.embed_label is not None:
             emb = emb + self.embed_label(one_hot(labels, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
 
-        x = self.conv_in(x)
+        x = self.conv_in(x.to(self.conv_in.weight.dtype))
         skips = [x]
         for place, block in enumerate(self.encoder):
             x = block(x, emb, masks, place)
@@ -124,24 +123,16 @@ class Attention(nn.Module):
         return (x + self.proj(attend(q, k, v).reshape(x.shape))) * sqrt(0.5)
 
 
-class PositionalEmbedding(nn.Module):
-    """sin and cos of c_noise at geometrically spaced frequencies from 1 to 1/10,000."""
-
-    freqs: Tensor
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        freqs = torch.logspace(0, -4, channels // 2)
-        self.register_buffer("freqs", freqs, persistent=False)
-
-    def forward(self, c_noise: Tensor) -> Tensor:
-        """The embedding, (B, channels)."""
-        phases = torch.outer(c_noise, self.freqs)
-        return torch.cat([phases.sin(), phases.cos()], dim=1)
+def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
+    """sin and cos of c_noise (B,) at geometrically spaced frequencies from 1 to 1/10,000: (B, channels)."""
+    phases = torch.outer(c_noise, torch.logspace(0, -4, channels // 2, device=c_noise.device))
+    return torch.cat([phases.sin(), phases.cos()], dim=1)
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
+    """Up to 32 groups of at least 4 channels: EDM's rule, and the next lower divisor where that divides nothing."""
+    most = max(1, min(32, channels // 4))
+    return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels, eps=1e-6)
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tcm.errors import TcmError
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.layers import (
     BlockPlan,
@@ -36,7 +37,9 @@ class EDM2Config(UNetConfig):
     channels: int = Field(default=192, gt=0)
     channel_mult: tuple[int, ...] = Field(default=(1, 2, 3, 4), min_length=1)
     blocks: int = Field(default=3, gt=0)
-    attention: tuple[int, ...] = (16, 8)
+    attention: tuple[int, ...] = Field(
+        default=(16, 8), description="resolutions (of the longer side) with self-attention, at 64 channels or more"
+    )
     dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")
 
 
@@ -77,6 +80,7 @@ class EDM2(Network):
             emb = mp_sum(emb, self.embed_label(one_hot(labels, self.classes, emb)), LABEL_BALANCE)
         emb = mp_silu(emb)
 
+        x = x.to(self.conv_in.weight.dtype)
         x = self.conv_in(torch.cat([x, torch.ones_like(x[:, :1])], dim=1))
         skips = [x]
         for block in self.encoder:
@@ -141,6 +145,11 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
+        if channels % heads:
+            raise TcmError(
+                f"{channels} channels cannot be shared by {heads} attention heads; choose channels and channel_mult "
+                f"such that levels with attention have a multiple of {CHANNELS_PER_HEAD} channels"
+            )
         self.heads = heads
         self.qkv = MPConv(channels, 3 * channels, 1)
         self.proj = MPConv(channels, channels, 1)

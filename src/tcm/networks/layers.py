@@ -85,7 +85,7 @@ def check_image_shape(config: UNetConfig, image_shape: tuple[int, int, int]) -> 
     """Refuse images that the levels do not divide."""
     step = 2 ** (len(config.channel_mult) - 1)
     for name, size in zip(("height", "width"), image_shape[1:], strict=True):
-        if size % step:
+        if size < 1 or size % step:
             raise TcmError(
                 f"image {name}={size} is not a multiple of {step}, which the {len(config.channel_mult)} levels of "
                 f"channel_mult={list(config.channel_mult)} need; resize the images or use fewer levels"

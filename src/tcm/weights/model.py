@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,7 +19,7 @@ from tcm.networks import NetworkConfig, build_network
 from tcm.weights.folders import new_folder
 from tcm.weights.tensors import load_tensors
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 Kind = Literal["diffusion", "consistency", "truncated"]
 
@@ -46,7 +46,7 @@ class ModelCard(BaseModel):
     format: Literal[1] = 1
     kind: Kind
     network: NetworkConfig
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     classes: int = Field(default=0, ge=0)
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
@@ -116,7 +116,11 @@ class Model:
         return model
 
     def save(self, path: str | Path) -> None:
-        """Write config.json and model.safetensors into a folder, which appears whole or not at all."""
+        """Write config.json and model.safetensors into a folder, which appears whole or not at all.
+
+        A model that is there already is replaced; a folder that holds anything else is refused.
+        """
+        _check_replaceable(Path(path))
         tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.denoiser.state_dict().items()}
         with new_folder(Path(path)) as folder:
             save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -147,6 +151,14 @@ class Model:
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
         (18 by default) of Heun's method. Without `labels`, each image's class is drawn from its seed.
         """
+        if seeds is not None and count is not None and count != len(seeds):
+            raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
+        if steps is not None and times is not None:
+            raise TcmError(f"steps={steps} and times={list(times)} exclude each other; give one of them")
+        if batch < 1 or (count is not None and count < 0):
+            raise TcmError(
+                f"count={count} images in batches of {batch} cannot be; use a count of 0 or more, a batch of 1 or more"
+            )
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
         classes = self._labels(seeds, labels)
         parts = []
@@ -188,6 +200,14 @@ class Model:
         return chosen
 
 
+def _check_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise TcmError(f"{path} is a file; give a folder to save the model in")
+    others = [file.name for file in path.iterdir() if file.name not in FILES] if path.exists() else []
+    if others:
+        raise TcmError(f"{path} holds {min(others)}, which saving a model there would delete; give another folder")
+
+
 def read_card(path: Path) -> ModelCard:
     """The card in a config.json."""
     try:
@@ -195,4 +215,4 @@ def read_card(path: Path) -> ModelCard:
     except FileNotFoundError as error:
         raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
     except ValidationError as error:
-        raise describe_validation(error, str(path)) from error
+        raise describe_validation(error, str(path), ModelCard) from error
