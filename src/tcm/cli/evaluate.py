@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.sample import Batch, Device, Label, Steps, Times, device_of, sampling_of, shown
+from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of, shown
 from tcm.data import Dataset, open_dataset
 from tcm.errors import TcmError, TcmWarning
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject, needs_features
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.measurement import PAPERS_COUNT, Subject
-from tcm.evaluation.processes import Processes, join_processes
 from tcm.evaluation.references import (
     Reference,
     dataset_batches,
@@ -27,7 +26,9 @@ from tcm.evaluation.references import (
 )
 from tcm.evaluation.sampling import Sampling, generate, parse_times
 from tcm.evaluation.scores import Comparison, Score, append_scores, compare, read_scores
+from tcm.evaluation.sharing import share
 from tcm.evaluation.times import save_plot, save_second_time, search_time, time_grid
+from tcm.training.processes import Processes, join
 from tcm.weights import Model, load
 
 Data = Annotated[str | None, typer.Option(help="What to compare with: a data set, or an .npz with mu and sigma.")]
@@ -66,16 +67,17 @@ def evaluation(
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data; or --compare with two files of scores")
     wanted = _metrics(metrics)
-    with join_processes() as processes, warnings.catch_warnings():
+    with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
-        chosen = device_of(device)
-        reference = _reference(data, split, load_detector(detector, chosen), needs_features(wanted), batch, processes)
+        reference = _reference(
+            data, split, load_detector(detector, processes.device), needs_features(wanted), batch, processes
+        )
         if is_images(target):
             if (steps, times, label, dfid) != (None, None, None, None):
                 raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")
             found = _score_images(target, count, reference, wanted, batch, processes)
         else:
-            model = load(target).to(chosen)
+            model = load(target).to(processes.device)
             sampling = sampling_of(steps, times, label)
             seeds = range(seed, seed + (count or PAPERS_COUNT))
             found = _score_model(model, target, seeds, sampling, reference, wanted, batch, processes)
@@ -104,11 +106,10 @@ def best_times(
     write: Annotated[bool, typer.Option("--write", help="Write the best time into the model's config.json.")] = False,
 ) -> None:
     """Search the time of the second of two sampling steps by its distance to the data."""
-    with join_processes() as processes:
-        chosen = device_of(device)
-        loaded = load(model).to(chosen)
+    with join(device) as processes:
+        loaded = load(model).to(processes.device)
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
-        reference = _reference(data, split, load_detector(detector, chosen), False, batch, processes)
+        reference = _reference(data, split, load_detector(detector, processes.device), False, batch, processes)
         seeds = range(seed, seed + count)
         rows = search_time(loaded, model, seeds, tried, reference, batch, processes)
         if not processes.first:
@@ -171,7 +172,7 @@ def _score_model(
     batch: int,
     processes: Processes,
 ) -> list[Score]:
-    own = processes.share(seeds)
+    own = share(processes, seeds)
     images = shown(generate(model, own, sampling, batch), len(own), "sampling", processes)
     subject = model_subject(model, name, sampling.describe(model), seeds[0])
     return evaluate(images, reference, subject, metrics, processes)

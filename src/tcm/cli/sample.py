@@ -1,22 +1,20 @@
 """`tcm sample`: images from a model."""
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from tcm.devices import available_devices, best_device
 from tcm.errors import TcmError
 from tcm.evaluation.output import check_output, write_samples
-from tcm.evaluation.processes import Processes, join_processes
 from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times
+from tcm.evaluation.sharing import share
+from tcm.training.processes import Processes, join
 from tcm.weights import load
 
 Precision = Literal["fp32", "bf16"]
@@ -46,9 +44,9 @@ def sample(
         raise TcmError(f"-n {count} and --seeds {seeds} both say how many images; give one of them")
     chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or 16)))
     sampling = sampling_of(steps, times, label, precision)
-    with join_processes() as processes:
-        loaded = load(model).to(device_of(device))
-        own = processes.share(chosen)
+    with join(device) as processes:
+        loaded = load(model).to(processes.device)
+        own = share(processes, chosen)
         start = time.perf_counter()
         images = shown(generate(loaded, own, sampling, batch), len(own), "sampling", processes)
         write_samples(out, images, chosen, processes)
@@ -63,19 +61,6 @@ def sampling_of(steps: int | None, times: str | None, label: int | None, precisi
     if steps is not None and times is not None:
         raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")
     return Sampling(steps, None if times is None else parse_times(times), label, precision)
-
-
-def device_of(name: str | None) -> torch.device:
-    """The device that the user named, or the best; under torchrun each process takes its own accelerator."""
-    if name is None:
-        best = best_device()
-        if best.type == "cpu":
-            return best
-        return torch.device(best.type, int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
-    usable = available_devices()
-    if name not in {*usable, *(device.partition(":")[0] for device in usable)}:
-        raise TcmError(f"device={name!r} is not here; use one of {', '.join(usable)}")
-    return torch.device(name)
 
 
 def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:

@@ -11,11 +11,12 @@ from torch import Tensor
 from tcm.data import Dataset, to_float
 from tcm.errors import TcmError
 from tcm.evaluation.measurement import Measurement, Subject
-from tcm.evaluation.processes import ALONE, Processes
 from tcm.evaluation.references import Reference, observe
 from tcm.evaluation.sampling import quantise
 from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import ALONE, share
 from tcm.method.streams import SampleStreams, derive_seed
+from tcm.training.processes import Processes
 from tcm.weights import Model
 
 Denoise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -62,7 +63,7 @@ def denoising_distances(
     for t in times:
         if not t > 0:
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
-        images = _denoised(f, dataset, processes.share(chosen), t, subject.seed or 0, batch)
+        images = _denoised(f, dataset, share(processes, chosen), t, subject.seed or 0, batch)
         observed = observe(images, detector, processes=processes)
         scores.append(Measurement(subject, reference, total).distance(f"{prefix} at t={t:g}", observed))
     return scores

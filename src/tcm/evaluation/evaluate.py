@@ -11,11 +11,12 @@ from tcm.errors import TcmError
 from tcm.evaluation.features import weights_hash
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
-from tcm.evaluation.processes import ALONE, Processes
 from tcm.evaluation.references import Observed, Reference, observe
 from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
+from tcm.training.processes import Processes
 from tcm.weights import Model
 
 Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
@@ -88,7 +89,7 @@ def evaluate_model(
     >>> evaluate_model(tcm.load("digits"), "digits", range(2000), Sampling(steps=1), reference)[0].value
     """
     subject = model_subject(model, name, sampling.describe(model), seeds[0])
-    return evaluate(generate(model, processes.share(seeds), sampling, batch), reference, subject, metrics, processes)
+    return evaluate(generate(model, share(processes, seeds), sampling, batch), reference, subject, metrics, processes)
 
 
 def model_subject(model: Model, name: str, sampling: str | None, seed: int) -> Subject:

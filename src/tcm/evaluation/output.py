@@ -13,7 +13,8 @@ from torch import Tensor
 from tcm.data import atomic_write, save_grid
 from tcm.data.decode import picture_of, png_of
 from tcm.errors import TcmError
-from tcm.evaluation.processes import ALONE, Processes
+from tcm.evaluation.sharing import ALONE, gather_rows, share
+from tcm.training.processes import Processes
 
 SUFFIXES = (".png", ".npz", ".zip")
 # Small images are enlarged in a grid until it is about this wide.
@@ -36,10 +37,10 @@ def write_samples(path: Path, images: Iterable[Tensor], seeds: Sequence[int], pr
     """
     if not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
-        _write_folder(path, images, processes.share(seeds))
+        _write_folder(path, images, share(processes, seeds))
         return
     own = list(images)
-    together = processes.gather(torch.cat(own) if own else torch.empty(0, dtype=torch.uint8), len(seeds))
+    together = gather_rows(processes, torch.cat(own) if own else torch.empty(0, dtype=torch.uint8), len(seeds))
     if not processes.first:
         return
     if path.suffix == ".png":

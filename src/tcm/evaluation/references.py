@@ -18,8 +18,9 @@ from tcm.data import Dataset, atomic_write
 from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 from tcm.evaluation.features import Detector
-from tcm.evaluation.processes import ALONE, Processes
+from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics
 from tcm.evaluation.statistics import Statistics, accumulate
+from tcm.training.processes import Processes
 
 FORMAT = "1"
 
@@ -66,13 +67,13 @@ def observe(images: Iterable[Tensor], detector: Detector, keep: bool = False, pr
                 kept.append(found)
             yield found
 
-    merged = processes.merge(accumulate(features()), detector.dimension)
+    merged = merge_statistics(processes, accumulate(features()), detector.dimension)
     if merged is None or merged.count is None:
         raise TcmError("there are no images to measure")
     if not keep:
         return Observed(merged, merged.count, None)
     own = torch.cat(kept) if kept else torch.empty(0, detector.dimension)
-    return Observed(merged, merged.count, processes.gather(own, merged.count))
+    return Observed(merged, merged.count, gather_rows(processes, own, merged.count))
 
 
 def dataset_batches(dataset: Dataset, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from tcm.data import atomic_write
 from tcm.errors import TcmError
 from tcm.evaluation.evaluate import evaluate_model
-from tcm.evaluation.processes import ALONE, Processes
 from tcm.evaluation.references import Reference
 from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import ALONE
+from tcm.training.processes import Processes
 from tcm.weights import Model
 
 GRID_POINTS = 8
