@@ -23,7 +23,7 @@ def recipes(context: typer.Context) -> None:
         console = Console(highlight=False)
         console.print(overview())
         console.print(
-            f"Memory: the run's state, and what each image of a micro-batch adds. GPU-hours: predicted for {ASSUMPTION}."
+            f"Memory: the state, plus what each image of a micro-batch adds. GPU-hours: prediction for {ASSUMPTION}."
         )
         console.print("`tcm recipes show NAME` prints a recipe in full.")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tcm.cli.recipes import plan
+from tcm.cli.recipes import cost_table
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.training.metrics import TrackerName
 from tcm.training.processes import join
@@ -33,7 +33,7 @@ def train(
     folder = run or Path("runs", resolved.name)
     if dry_run:
         typer.echo(to_toml(resolved))
-        Console().print(plan(resolved))
+        Console().print(cost_table(resolved))
         return
     with join(device) as processes:
         console = Console(quiet=not processes.first)

@@ -4,16 +4,24 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from math import log
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tcm.errors import TcmError
 
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
+class TrackerName(StrEnum):
+    """A service that shows metrics, besides metrics.jsonl."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
 
 TIME_BINS = 10
 
@@ -118,9 +126,9 @@ class TensorBoard:
 class HostedRun:
     """Scalars for Weights & Biases or trackio, which share an interface."""
 
-    def __init__(self, service: Literal["wandb", "trackio"], project: str, name: str) -> None:
+    def __init__(self, service: TrackerName, project: str, name: str) -> None:
         try:
-            if service == "wandb":
+            if service is TrackerName.WANDB:
                 import wandb as client
             else:
                 import trackio as client
@@ -137,7 +145,7 @@ class HostedRun:
 
 def open_tracker(name: TrackerName, folder: Path) -> Tracker:
     """The tracker of a stage's folder runs/NAME/STAGE."""
-    if name == "tensorboard":
+    if name is TrackerName.TENSORBOARD:
         return TensorBoard(folder)
     return HostedRun(name, project=folder.parent.name, name=folder.name)
 
