@@ -1,7 +1,7 @@
 """Scores of images and models: independence of batches, caching, published statistics, bad input."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -194,3 +194,14 @@ def test_seeds_and_times_as_text() -> None:
     for wrong in ("", "80,", "nan", "inf", "-1", "80 1"):
         with pytest.raises(TcmError, match="times="):
             parse_times(wrong)
+
+
+def test_an_inception_score_without_classes_is_refused_before_anything_is_drawn(reference: Reference) -> None:
+    headless = dataclasses.replace(reference, detector=dataclasses.replace(reference.detector, head=None))
+
+    def never() -> Iterator[Tensor]:
+        raise AssertionError("an image was drawn")
+        yield
+
+    with pytest.raises(TcmError, match="no class head"):
+        evaluate(never(), headless, ME, ("fid", "is"))

@@ -14,7 +14,7 @@ from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of, show
 from tcm.data import Dataset, open_dataset
 from tcm.errors import TcmError, TcmWarning
 from tcm.evaluation.denoising import denoising_distances, model_denoise
-from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject, needs_features
+from tcm.evaluation.evaluate import METRICS, Metric, check_detector, evaluate, model_subject, needs_features
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.measurement import PAPERS_COUNT, Subject
 from tcm.evaluation.references import (
@@ -69,9 +69,9 @@ def evaluation(
     wanted = _metrics(metrics)
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
-        reference = _reference(
-            data, split, load_detector(detector, processes.device), needs_features(wanted), batch, processes
-        )
+        network = load_detector(detector, processes.device)
+        check_detector(network, wanted)
+        reference = _reference(data, split, network, needs_features(wanted), batch, processes)
         if is_images(target):
             if (steps, times, label, dfid) != (None, None, None, None):
                 raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")

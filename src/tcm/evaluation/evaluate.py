@@ -7,8 +7,10 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from tcm.data.opening import data_folder
 from tcm.errors import TcmError
-from tcm.evaluation.features import weights_hash
+from tcm.evaluation import published
+from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
 from tcm.evaluation.references import Observed, Reference, observe
@@ -28,6 +30,15 @@ def needs_features(metrics: Sequence[Metric]) -> bool:
     return any(metric != "fid" for metric in metrics)
 
 
+def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
+    """Refuse an Inception score without classes now, and not after hours of sampling."""
+    if "is" in metrics and detector.head is None:
+        raise TcmError(
+            f"the detector {detector.name!r} has no class head, so it gives no Inception score; put the public "
+            f"{published.FILE} into {data_folder()} or give its path as the detector"
+        )
+
+
 def evaluate(
     images: Iterable[Tensor],
     reference: Reference,
@@ -40,6 +51,7 @@ def evaluate(
     >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))
     >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value
     """
+    check_detector(reference.detector, metrics)
     if reference.features is None and {"kid", "precision-recall"} & set(metrics):
         raise TcmError(f"{reference.name} holds no features, which KID, precision and recall need; give a data set")
     observed = observe(images, reference.detector, needs_features(metrics), processes)

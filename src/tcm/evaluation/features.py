@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 from tcm.evaluation import inception, published
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
@@ -59,10 +58,7 @@ class Detector:
     def probabilities(self, features: Tensor) -> Tensor:
         """Class probabilities [n, classes] from features: softmax(W f), without a bias, as the Inception score."""
         if self.head is None:
-            raise TcmError(
-                f"the detector {self.name!r} has no class head, so it gives no Inception score; "
-                f"put the public {published.FILE} into {data_folder()} or pass its path as the detector"
-            )
+            raise TcmError(f"the detector {self.name!r} has no class head, so it gives no class probabilities")
         return (features.double() @ self.head.double().T).softmax(1)
 
 

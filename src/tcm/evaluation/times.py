@@ -65,7 +65,9 @@ def save_plot(path: Path, rows: Sequence[tuple[float, Score]]) -> None:
     axes.semilogx(times, values, marker="o")
     best = min(range(len(rows)), key=values.__getitem__)
     axes.plot(times[best], values[best], "o", markersize=12, fillstyle="none", color="tab:red")
-    axes.annotate(f"t = {times[best]:.3g}", (times[best], values[best]), xytext=(0, 12), textcoords="offset points")
+    axes.annotate(
+        f"t = {times[best]:.3g}", (times[best], values[best]), xytext=(0, -18), textcoords="offset points", ha="center"
+    )
     axes.set_xlabel("time of the second step")
     axes.set_ylabel(f"{rows[0][1].metric}, {rows[0][1].count:,} samples")
     axes.margins(y=0.2)
