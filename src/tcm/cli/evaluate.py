@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of, shown
@@ -111,7 +112,9 @@ def best_times(
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         reference = _reference(data, split, load_detector(detector, processes.device), False, batch, processes)
         seeds = range(seed, seed + count)
-        rows = search_time(loaded, model, seeds, tried, reference, batch, processes)
+        searched = search_time(loaded, model, seeds, tried, reference, batch, processes)
+        console = Console(stderr=True, quiet=not processes.first)
+        rows = list(track(searched, "measuring", len(tried), console=console, transient=True))
         if not processes.first:
             return
         best, score = min(rows, key=lambda row: row[1].value)

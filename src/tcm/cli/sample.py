@@ -49,7 +49,7 @@ def sample(
         own = share(processes, chosen)
         start = time.perf_counter()
         images = shown(generate(loaded, own, sampling, batch), len(own), "sampling", processes)
-        write_samples(out, images, chosen, processes)
+        write_samples(out, images, chosen, loaded.card.image_shape, processes)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)

@@ -29,8 +29,14 @@ def check_output(path: Path) -> None:
         raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
 
 
-def write_samples(path: Path, images: Iterable[Tensor], seeds: Sequence[int], processes: Processes = ALONE) -> None:
-    """Write this process's uint8 batches, in the order of its share of `seeds`; the same pixels in every form.
+def write_samples(
+    path: Path,
+    images: Iterable[Tensor],
+    seeds: Sequence[int],
+    shape: tuple[int, int, int],
+    processes: Processes = ALONE,
+) -> None:
+    """Write this process's uint8 batches of `shape`, in the order of its share of `seeds`: the same pixels in any form.
 
     `out/` gets one PNG per image, named by its seed; `.png` a grid; `.npz` the arrays `images` [n, C, H, W] and
     `seeds`; `.zip` the PNGs without a second compression.
@@ -39,8 +45,8 @@ def write_samples(path: Path, images: Iterable[Tensor], seeds: Sequence[int], pr
         path.mkdir(parents=True, exist_ok=True)
         _write_folder(path, images, share(processes, seeds))
         return
-    own = list(images)
-    together = gather_rows(processes, torch.cat(own) if own else torch.empty(0, dtype=torch.uint8), len(seeds))
+    own = torch.cat([torch.empty(0, *shape, dtype=torch.uint8), *images])
+    together = gather_rows(processes, own, len(seeds))
     if not processes.first:
         return
     if path.suffix == ".png":

