@@ -10,7 +10,9 @@ from tcm.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
 
 CIFAR10, IMAGENET = Curriculum(2, 25_000, 0.999), Curriculum(4, 25_000, 0.9961)
-curricula = st.builds(Curriculum, st.floats(1.01, 10), st.integers(0, 50_000), st.floats(0.01, 0.9999), st.floats(0, 20))
+curricula = st.builds(
+    Curriculum, st.floats(1.01, 10), st.integers(0, 50_000), st.floats(0.01, 0.9999), st.floats(0, 20)
+)
 
 
 @pytest.mark.parametrize(

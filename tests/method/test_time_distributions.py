@@ -74,7 +74,9 @@ def test_log_normal_draws_are_those_of_scipys_truncated_normal() -> None:
     assert stats.kstest(t.log().numpy(), truth.cdf).pvalue > 0.01
 
 
-@pytest.mark.parametrize("distribution", [LogNormal(-1.1, 2.0), LogStudentT(0, 0.2, 1.0), LogStudentT(0, 0.2, 1.5, nu=2)])
+@pytest.mark.parametrize(
+    "distribution", [LogNormal(-1.1, 2.0), LogStudentT(0, 0.2, 1.0), LogStudentT(0, 0.2, 1.5, nu=2)]
+)
 def test_density_is_the_quantiles_derivative_and_zero_outside(distribution: TimeDistribution) -> None:
     u = torch.linspace(0.01, 0.99, 50, dtype=torch.float64)
     step = 1e-3
