@@ -28,10 +28,6 @@ def test_help_lists_the_commands() -> None:
         assert word in done.stdout
 
 
-def test_no_arguments_show_the_help() -> None:
-    assert "doctor" in run().stdout
-
-
 def test_version() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"tcm {version('truncated-consistency')}\n")
@@ -79,9 +75,8 @@ def test_debug_shows_the_traceback(broken_torchvision: Path) -> None:
     assert "TcmError: torchvision is installed" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("docter",), ("--colour",), ("doctor", "now")])
-def test_wrong_usage_exits_with_2_and_no_traceback(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
+def test_wrong_usage_exits_with_2_and_no_traceback() -> None:
+    done = run("docter")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert arguments[-1] in done.stderr
+    assert "docter" in done.stderr

@@ -116,7 +116,7 @@ def test_teachers_guidance_enters_the_pair() -> None:
 
 def test_distillation_without_a_teacher_is_an_error() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    with pytest.raises(TcmError, match="models.teacher is None"):
+    with pytest.raises(TcmError, match=r"models.teacher is None"):
         Consistency(pairs=Pairs(distillation=Distillation())).loss(
             Models(f), Batch.whole(torch.zeros(2, *SHAPE)), 0, SampleStreams([0, 1])
         )
@@ -218,7 +218,7 @@ def test_every_sample_has_one_mask_in_student_and_target() -> None:
     ):
         (call,) = [call for call in network.calls if call[0] == gradient]
         torch.testing.assert_close(call[1], (time[rows].log() / 4).float())
-        assert 0 < len(call[1])
+        assert len(call[1]) > 0
         assert torch.equal(call[2][0], draw.masks[0][rows])
 
 
@@ -440,13 +440,13 @@ def test_impossible_shares_of_boundary_samples(rho: float) -> None:
 
 
 def test_times_below_the_dividing_time_are_refused() -> None:
-    with pytest.raises(TcmError, match="lies below t_prime=1.5"):
+    with pytest.raises(TcmError, match=r"lies below t_prime=1.5"):
         TruncatedConsistency(STAGE_2.times, t_prime=1.5)
 
 
 def test_a_truncated_step_needs_the_frozen_model() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    with pytest.raises(TcmError, match="models.frozen is None"):
+    with pytest.raises(TcmError, match=r"models.frozen is None"):
         STAGE_2.loss(Models(f), Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
 
 

@@ -47,7 +47,7 @@ def test_times_lie_inside_their_support_and_in_order(distribution: TimeDistribut
 
 @given(distributions(), st.floats(0.001, 0.999))
 def test_quantiles_invert_scipys_distribution(distribution: TimeDistribution, u: float) -> None:
-    """P(t < quantile(u)) = u, by the survival function on the side where it is exact; to a table cell's width in ln t."""
+    """P(t < quantile(u)) = u to a table cell's width in ln t, by scipy's function for the tail that the range is in."""
     _table.cache_clear()
     standard = stats.norm if isinstance(distribution, LogNormal) else stats.t(distribution.nu)
     flip = distribution.mean < math.log(distribution.low)  # the whole range in the upper tail

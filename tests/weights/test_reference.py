@@ -50,7 +50,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named_as_in_the_file(checkpoi
     own = name.removeprefix("model.")
     with pytest.raises(TcmError, match=f"lacks {own}"):
         load_denoiser({k: v for k, v in weights.items() if k != name}, arguments)
-    with pytest.raises(TcmError, match="has enc.surplus"):
+    with pytest.raises(TcmError, match=r"has enc.surplus"):
         load_denoiser(weights | {"model.enc.surplus": torch.zeros(1)}, arguments)
     with pytest.raises(TcmError, match=rf"{own} has shape \[1\]"):
         load_denoiser(weights | {name: torch.zeros(1)}, arguments)
