@@ -1,5 +1,8 @@
 """The one place that knows about kinds of devices."""
 
+import resource
+import sys
+
 import torch
 
 
@@ -32,3 +35,11 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "mps"
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held on `device` so far."""
+    if device.type == "cpu":
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return kilobytes * (1 if sys.platform == "darwin" else 1024)
+    return torch.accelerator.max_memory_allocated(device)

@@ -1,6 +1,10 @@
 """What a user can fix: the field, the value, the remedy."""
 
-from pydantic import ValidationError
+from difflib import get_close_matches
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
 
 
 class TcmError(ValueError):
@@ -17,15 +21,67 @@ class TcmWarning(UserWarning):
     """Something works but is probably not what the user wants; the message says what to do."""
 
 
-def describe_validation(error: ValidationError, source: str) -> TcmError:
-    """The first of a validation's errors as one line: the key, the value, what is wrong with it."""
+def describe_validation(error: ValidationError, source: str, model: type[BaseModel] | None = None) -> TcmError:
+    """The first of a validation's errors as one line: the key, the value, what to do.
+
+    With the validated `model`, the key is named as the user wrote it and a misspelt one meets its nearest neighbour.
+    """
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"]) or "(the whole)"
-    if first["type"] == "extra_forbidden":
-        return TcmError(f"{source}: {key} is not a known key; remove it or correct its spelling")
-    if first["type"] == "missing":
-        return TcmError(f"{source}: {key} is missing; add it")
-    message = first["msg"].removeprefix("Value error, ")
-    if key == "(the whole)":
-        return TcmError(f"{source}: {message}")
-    return TcmError(f"{source}: {key}={first['input']!r}: {message}")
+    parts, siblings = _walk(model, first["loc"])
+    key = ".".join(parts[1:] if parts[:1] == ["stages"] and len(parts) > 1 else parts)
+    match first["type"]:
+        case "extra_forbidden":
+            near = get_close_matches(parts[-1], siblings, 1)
+            advice = f"did you mean {near[0]!r}?" if near else "remove it or correct its spelling"
+            problem = f"{key} is not a known key; {advice}"
+        case "missing":
+            problem = f"{key} is missing; add it"
+        case "union_tag_not_found" | "union_tag_invalid":
+            problem = _describe_tag(key, first["input"], first["ctx"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            problem = f"{key}={first['input']!r} must be a table of keys"
+        case "value_error":
+            value = "" if isinstance(first["input"], dict) else f"{key}={first['input']!r}: "
+            problem = value + first["msg"].removeprefix("Value error, ")
+        case _:
+            problem = f"{key}={first['input']!r}: {first['msg'].replace('Input should', 'must')}"
+    return TcmError(f"{source}: {problem}")
+
+
+def _describe_tag(key: str, given: dict[str, Any], context: dict[str, Any]) -> str:
+    tag = context["discriminator"].strip("'")
+    expected = context.get("expected_tags")
+    return f"{key}.{tag}={given[tag]!r}: must be one of {expected}" if expected else f"{key}.{tag} is missing; add it"
+
+
+def _walk(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
+    """The written keys of a pydantic location, without the tags of unions, and the keys that exist beside the last."""
+    parts: list[str] = []
+    siblings: list[str] = []
+    here: Any = model
+    for part in loc:
+        here = _unwrapped(here)
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            siblings = list(here.model_fields)
+            here = here.model_fields[str(part)].annotation if part in siblings else None
+        elif get_origin(here) in (dict, tuple):
+            here = get_args(here)[-1] if get_origin(here) is dict else get_args(here)[0]
+        elif any(_has_tag(choice, part) for choice in get_args(here)):
+            here = next(choice for choice in get_args(here) if _has_tag(choice, part))
+            continue
+        parts.append(str(part))
+    return parts, siblings
+
+
+def _unwrapped(annotation: Any) -> Any:
+    """The type itself, without Annotated and None."""
+    if get_origin(annotation) is Annotated:
+        return _unwrapped(get_args(annotation)[0])
+    choices = [choice for choice in get_args(annotation) if choice is not NoneType]
+    return _unwrapped(choices[0]) if len(choices) == 1 and NoneType in get_args(annotation) else annotation
+
+
+def _has_tag(choice: Any, tag: int | str) -> bool:
+    if not (isinstance(choice, type) and issubclass(choice, BaseModel)):
+        return False
+    return any(get_args(field.annotation) == (tag,) for field in choice.model_fields.values())

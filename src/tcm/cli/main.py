@@ -8,7 +8,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tcm.cli import data, recipes
 from tcm.cli.doctor import doctor
+from tcm.cli.train import train
+from tcm.cli.weights import export_weights, import_weights
 from tcm.errors import TcmError
 
 app = typer.Typer(
@@ -36,7 +39,12 @@ def root(
     """Truncated Consistency Models: train, sample, measure."""
 
 
+app.command()(train)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
 app.command()(doctor)
+app.command("import")(import_weights)
+app.command("export")(export_weights)
 
 
 def main() -> None:

@@ -1,1 +1,34 @@
-"""Images in, uint8 batches out."""
+"""Images in, uint8 batches out; order and augmentation are a pure function of (seed, step)."""
+
+from tcm.data.dataset import ArrayDataset, Broken, Dataset, Labels
+from tcm.data.fetch import fetch_dataset
+from tcm.data.files import atomic_write
+from tcm.data.grid import image_grid, save_grid
+from tcm.data.loader import Batches, LoadedBatch
+from tcm.data.opening import open_dataset
+from tcm.data.pixels import to_float, to_uint8
+from tcm.data.prepare import prepare_dataset
+from tcm.data.streams import Stream, StreamBatches, open_stream
+from tcm.data.summary import Summary, summarize
+
+__all__ = [
+    "ArrayDataset",
+    "Batches",
+    "Broken",
+    "Dataset",
+    "Labels",
+    "LoadedBatch",
+    "Stream",
+    "StreamBatches",
+    "Summary",
+    "atomic_write",
+    "fetch_dataset",
+    "image_grid",
+    "open_dataset",
+    "open_stream",
+    "prepare_dataset",
+    "save_grid",
+    "summarize",
+    "to_float",
+    "to_uint8",
+]

@@ -17,19 +17,24 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         aside.chmod(0o755)
         yield aside
-        for file in [*aside.rglob("*"), aside]:
-            _sync(file)
-        if path.exists():
-            old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent)) / "old"
-            path.rename(old)
-            aside.rename(path)
-            shutil.rmtree(old.parent)
-        else:
-            aside.rename(path)
-        _sync(path.parent)
+        publish(aside, path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Bring the folder `aside` to the disk and rename it to `path`, in place of what is there."""
+    for file in [*aside.rglob("*"), aside]:
+        _sync(file)
+    if path.exists():
+        old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        path.rename(old / "old")
+        aside.rename(path)
+        shutil.rmtree(old)
+    else:
+        aside.rename(path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

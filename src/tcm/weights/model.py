@@ -217,4 +217,4 @@ def read_card(path: Path) -> ModelCard:
     except OSError as error:
         raise TcmError(f"{path} cannot be read ({error.strerror}); it should be a text file") from error
     except ValidationError as error:
-        raise describe_validation(error, str(path)) from error
+        raise describe_validation(error, str(path), ModelCard) from error

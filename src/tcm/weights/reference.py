@@ -15,7 +15,7 @@ from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.networks import DDPMpp, DDPMppConfig, EDM2Config, build_network
 from tcm.networks.edm2 import EDM2
 from tcm.networks.layers import BlockPlan, resolution
-from tcm.weights.tensors import load_tensors
+from tcm.weights.tensors import check_tensors, load_tensors
 
 DDPMPP_PARTS = {
     "norm_0": "norm0",
@@ -66,19 +66,22 @@ def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]
     config, image_shape, classes = parse_arguments(arguments)
     given = {_without_wrappers(name): tensor for name, tensor in weights.items()}
     ignored = left_out(given)
-    given = {name: tensor.float() for name, tensor in given.items() if name not in ignored}
-    head = Uncertainty(given["logvar_linear.weight"].shape[1]) if "logvar_linear.weight" in given else None
-    denoiser = Denoiser(
-        build_network(config, image_shape, classes),
-        image_shape,
-        classes,
-        sigma_data=float(cast(float, arguments.get("sigma_data", 0.5))),
-        uncertainty=head,
-    )
+    given = {name: tensor for name, tensor in given.items() if name not in ignored}
+    # Without memory at first: arguments from a foreign file may describe a network larger than its tensors.
+    with torch.device("meta"):
+        head = Uncertainty(given["logvar_linear.weight"].numel()) if "logvar_linear.weight" in given else None
+        denoiser = Denoiser(
+            build_network(config, image_shape, classes),
+            image_shape,
+            classes,
+            sigma_data=float(cast(float, arguments.get("sigma_data", 0.5))),
+            uncertainty=head,
+        )
     ours = {theirs: name for name, theirs in reference_names(denoiser).items()}
-    load_tensors(
-        denoiser, {ours.get(name, name): tensor for name, tensor in given.items()}, "the reference's weights", ours
-    )
+    renamed = {ours.get(name, name): tensor for name, tensor in given.items()}
+    check_tensors(denoiser, renamed, "the reference's weights", ours)
+    denoiser.to_empty(device="cpu")
+    load_tensors(denoiser, renamed, "the reference's weights", ours)
     return denoiser
 
 

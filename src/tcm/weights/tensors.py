@@ -12,6 +12,15 @@ def load_tensors(
     module: nn.Module, tensors: Mapping[str, Tensor], source: str, shown: Mapping[str, str] | None = None
 ) -> None:
     """Copy `tensors` into `module`; `shown` maps a file's own names to the module's, so that errors say the former."""
+    check_tensors(module, tensors, source, shown)
+    with torch.no_grad():
+        module.load_state_dict(dict(tensors))
+
+
+def check_tensors(
+    module: nn.Module, tensors: Mapping[str, Tensor], source: str, shown: Mapping[str, str] | None = None
+) -> None:
+    """An error unless `tensors` are exactly those of `module` in name and shape."""
     theirs = {ours: name for name, ours in (shown or {}).items()}
     wanted = module.state_dict()
     missing = [theirs.get(name, name) for name in wanted if name not in tensors]
@@ -26,8 +35,6 @@ def load_tensors(
                 f"{source}: {theirs.get(name, name)} has shape {list(tensor.shape)}, and this network needs "
                 f"{list(wanted[name].shape)}; check the network's config"
             )
-    with torch.no_grad():
-        module.load_state_dict(dict(tensors))
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,121 @@
+"""`tcm data`: fetch, look into and prepare data sets."""
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tcm.data.dataset import Broken
+from tcm.data.fetch import fetch_dataset
+from tcm.data.grid import save_grid
+from tcm.data.opening import open_dataset, open_pictures
+from tcm.data.prepare import Crop, Form, Preparation, check_target, prepared_images, write_prepared
+from tcm.data.summary import Summary, summarize
+from tcm.errors import TcmError, TcmWarning
+
+app = typer.Typer(no_args_is_help=True, help="Fetch, look into and prepare data sets.")
+
+SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and name them.")]
+Channels = Annotated[int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB) channels.")]
+Split = Annotated[str, typer.Option(help="The part to open, where there are several.")]
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="cifar10, fashion-mnist or mnist.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The .npz to write; by default a place where tcm finds it by name.")
+    ] = None,
+) -> None:
+    """Fetch a data set, verify it and write it as one file; a second call does nothing."""
+    with Console(stderr=True).status(f"fetching {name}"):
+        fetched = fetch_dataset(name, out)
+    _say(f"{name}: {fetched.path} ({fetched.source}; verified)")
+
+
+@app.command()
+def info(
+    path: Annotated[
+        str, typer.Argument(help="digits, a fetched data set's name, a file, a folder or a Hugging Face id.")
+    ],
+    grid: Annotated[Path, typer.Option(help="Where to write a picture of 64 samples.")] = Path("samples.png"),
+    split: Split = "train",
+    channels: Channels = None,
+    skip_broken: SkipBroken = False,
+) -> None:
+    """Show what is in a data set, and write a picture of samples from it."""
+    with Console(stderr=True).status(f"reading {path}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", TcmWarning)  # what was left out is in the table
+        dataset = open_dataset(path, split=split, channels=channels, skip_broken=skip_broken)
+        summary = summarize(dataset)
+    spread = np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64)
+    save_grid(grid, dataset.pixels(spread), columns=min(8, dataset.count), scale=max(1, 64 // max(dataset.shape[1:])))
+    Console().print(_table(path, summary))
+    _name_skipped(summary.skipped)
+    _say(f"64 samples: {grid}" if dataset.count >= 64 else f"all images: {grid}")
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Any data set; its images may have different sizes.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="A .zip, or a new folder for WebDataset shards.")],
+    size: Annotated[str | None, typer.Option(help="The size to bring images to: 64, or HEIGHTxWIDTH.")] = None,
+    crop: Annotated[Crop, typer.Option(help="center: EDM's; dhariwal: ADM's, for ImageNet-64.")] = Crop.NONE,
+    channels: Channels = None,
+    split: Split = "train",
+    workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
+    skip_broken: SkipBroken = False,
+) -> None:
+    """Bring images to one size and write them as a zip or as shards."""
+    check_target(target)
+    form = Form(_parsed_size(size), crop, channels)
+    preparation = Preparation(open_pictures(source, split), form)
+    images = prepared_images(preparation, skip_broken, workers)
+    shown = track(images, "preparing", total=preparation.count, console=Console(stderr=True), transient=True)
+    written, skipped = write_prepared(target, shown, preparation.labels)
+    _name_skipped(skipped)
+    _say(f"{written:,} images: {target}")
+
+
+def _parsed_size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    if match is None:
+        raise TcmError(f"--size {text} is not a size; write 64, or 48x64 for height 48 and width 64")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _table(title: str, summary: Summary) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    channels, height, width = summary.shape
+    table.add_row("images", f"{summary.count:,}")
+    table.add_row("shape", f"{channels} × {height} × {width} (channels, height, width)")
+    table.add_row("classes", str(len(summary.class_counts)) if summary.class_counts else "no labels")
+    for name, count in summary.class_counts[:20]:
+        table.add_row(f"  {name}", f"{count:,} ({count / summary.count:.1%})")
+    if len(summary.class_counts) > 20:
+        counts = [count for _, count in summary.class_counts]
+        table.add_row("  ...", f"from {min(counts):,} to {max(counts):,} images per class")
+    table.add_row("mean", "  ".join(f"{value:+.4f}" for value in summary.mean) + "  (pixels in [-1, 1])")
+    table.add_row("standard deviation", "  ".join(f"{value:.4f}" for value in summary.std))
+    table.add_row("sigma_data", f"{summary.sigma_data:.4f}")
+    table.add_row("duplicates", f"{summary.duplicates:,}")
+    table.add_row("left out as broken", f"{len(summary.skipped):,}")
+    return table
+
+
+def _name_skipped(skipped: tuple[Broken, ...] | list[Broken]) -> None:
+    for broken in skipped:
+        _say(f"left out: {broken.reason}")
+
+
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, soft_wrap=True, markup=False)

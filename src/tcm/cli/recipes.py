@@ -1,0 +1,120 @@
+"""`tcm recipes`: the runs that come with the package, and what they need."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tcm.recipes.cost import ASSUMPTION, Cost, estimate
+from tcm.recipes.resolve import resolve, shipped, to_toml
+from tcm.recipes.schema import Recipe
+
+app = typer.Typer(help="List the recipes, or show one in full.")
+
+
+@app.callback(invoke_without_command=True)
+def recipes(context: typer.Context) -> None:
+    """List the recipes with what they need."""
+    if context.invoked_subcommand is None:
+        console = Console(highlight=False)
+        console.print(overview())
+        console.print(
+            f"Memory: the state, plus what each image of a micro-batch adds. GPU-hours: prediction for {ASSUMPTION}."
+        )
+        console.print("`tcm recipes show NAME` prints a recipe in full.")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe's name, or a .toml file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as truncated.t_prime=1.5.")] = None,
+) -> None:
+    """Print a recipe as TOML, with every default written out."""
+    typer.echo(to_toml(resolve(name, overrides or [])), nl=False)
+
+
+def overview() -> Table:
+    """All shipped recipes, the smallest first."""
+    rows = [(recipe, list(stage_costs(recipe).values())) for recipe in map(resolve, shipped())]
+    table = Table(title="Recipes (memory and GPU-hours are estimates)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
+    for column in ("recipe", "params", "images", "stages: batch×steps", "memory", "GPU-h"):
+        table.add_column(column, justify="right" if column in ("params", "GPU-h") else "left", no_wrap=True)
+    for recipe, costs in sorted(rows, key=lambda row: gpu_hours(row[1])):
+        largest = max(costs, key=lambda cost: cost.memory.state)
+        table.add_row(
+            escape(recipe.name),
+            millions(largest.parameters),
+            "×".join(map(str, recipe.image_shape or ())),
+            "\n".join(f"{name} {stage.batch}×{thousands(stage.steps)}" for name, stage in recipe.stages.items()),
+            f"{size(largest.memory.state)}\n+ {size(largest.activations_per_image)}/image",
+            amount(gpu_hours(costs)),
+        )
+    return table
+
+
+def stage_costs(recipe: Recipe) -> dict[str, Cost]:
+    """The cost of each stage."""
+    return {name: estimate(recipe, stage) for name, stage in recipe.stages.items()}
+
+
+def gpu_hours(costs: Iterable[Cost]) -> float:
+    """The sum over stages."""
+    return sum(cost.gpu_hours for cost in costs)
+
+
+def cost_table(recipe: Recipe) -> Table:
+    """What each stage of a recipe costs: for a dry run."""
+    table = Table(title=f"{escape(recipe.name)}: cost of a step (estimate)", title_justify="left")
+    for column in ("stage", "parameters", "FLOPs per step", "memory per step", "of it activations", "GPU-hours"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for name, cost in stage_costs(recipe).items():
+        table.add_row(
+            name,
+            millions(cost.parameters),
+            f"{cost.step_flops:.3g}",
+            size(cost.memory.total),
+            size(cost.memory.activations),
+            amount(cost.gpu_hours),
+        )
+    return table
+
+
+def millions(count: int) -> str:
+    """A number of parameters.
+
+    >>> millions(1_119_276_709), millions(247_489)
+    ('1119.3 M', '0.25 M')
+    """
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e6:.2f} M"
+
+
+def thousands(count: int) -> str:
+    """A number of steps.
+
+    >>> thousands(250_000), thousands(1_200), thousands(900)
+    ('250K', '1.2K', '900')
+    """
+    return f"{count / 1000:g}K" if count >= 1000 else str(count)
+
+
+def amount(hours: float) -> str:
+    """A predicted number of hours, to two digits.
+
+    >>> amount(0.01234), amount(1234.5)
+    ('0.012', '1,200')
+    """
+    return f"{float(f'{hours:.2g}'):,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def size(count: int) -> str:
+    """A number of bytes.
+
+    >>> size(1_500_000), size(22_400_000_000)
+    ('1.5 MB', '22.4 GB')
+    """
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

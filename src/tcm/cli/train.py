@@ -1,0 +1,43 @@
+"""`tcm train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tcm.cli.recipes import cost_table
+from tcm.recipes.resolve import resolve, to_toml
+from tcm.training.metrics import TrackerName
+from tcm.training.processes import join
+from tcm.training.run import RECIPE_FILE, Run, Settings
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe (see `tcm recipes`), a TOML file, or a run's folder.")
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=1.5`.")] = None,
+    run: Annotated[Path | None, typer.Option(help="The run's folder; an existing run goes on. [runs/RECIPE]")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set, in place of the recipe's `data.path`.")] = None,
+    init: Annotated[str | None, typer.Option(help="The model that the first stage starts from.")] = None,
+    device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
+    shard: Annotated[bool, typer.Option("--shard", help="Share the weights among the processes (FSDP2).")] = False,
+    track: Annotated[list[TrackerName] | None, typer.Option(help="Also log there.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
+) -> None:
+    """Train the stages of a recipe; called again, go on where it stopped."""
+    if Path(recipe, RECIPE_FILE).is_file():
+        run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
+    resolved = resolve(recipe, [*(overrides or []), *([f"data.path={data}"] if data else [])])
+    folder = run or Path("runs", resolved.name)
+    if dry_run:
+        typer.echo(to_toml(resolved))
+        Console().print(cost_table(resolved))
+        return
+    with join(device) as processes:
+        console = Console(quiet=not processes.first)
+        if Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()))).train():
+            console.print(f"done: {folder}; see it with `tcm report {folder}`", highlight=False)
+        else:
+            console.print(f"stopped; resume with: tcm train {folder}", highlight=False)

@@ -1,0 +1,76 @@
+"""`tcm import` and `tcm export`: published checkpoints in, ours out."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tcm.errors import TcmError
+from tcm.weights.exporting import export_state_dict
+from tcm.weights.importing import Imported, import_checkpoint, parameter_count
+from tcm.weights.model import Kind, Model
+
+
+def import_weights(
+    file: Annotated[
+        Path, typer.Argument(help="A .pkl, .pth, .pt or .safetensors file of EDM, EDM2, ECT, TCM, FastGen.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The model folder to write; it must not exist.")],
+    kind: Annotated[
+        Kind | None, typer.Option("--as", help="What it was trained as, where the file does not say.")
+    ] = None,
+    t_prime: Annotated[float | None, typer.Option("--t-prime", help="t' of a truncated model, such as 1.0.")] = None,
+) -> None:
+    """Turn a published checkpoint into a model folder, without running anything in it."""
+    if out.exists():
+        raise TcmError(f"--out={out} exists; give the name of a new folder")
+    imported = import_checkpoint(file, kind, t_prime)
+    imported.model.save(out)
+    Console().print(account(imported, file, out))
+
+
+def account(imported: Imported, file: Path, out: Path) -> Table:
+    """What was found, mapped and left out, as a table."""
+    found, card = imported.found, imported.model.card
+    table = Table(title=f"{escape(file.name)} → {escape(str(out))}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    head = (
+        f"kept ({card.uncertainty} channels): stage 0 can go on training it" if card.uncertainty else "none in the file"
+    )
+    rows = {
+        "found": found.described,
+        "network": " ".join(f"{name}={value}" for name, value in card.network.model_dump().items()),
+        "trained as": f"{card.kind}, defined for t from {card.t_min} to {card.t_max}",
+        "images": f"{'×'.join(map(str, card.image_shape))}, {card.classes or 'no'} classes",
+        "numbers": f"{imported.precisions} in the file, float32 here; prefix {found.prefix or 'none'}",
+        "mapped": f"{len(found.weights) - len(imported.left_out)} of {len(found.weights)} tensors",
+        "parameters": f"{parameter_count(imported.parameters)} ({imported.parameters:,})",
+        "uncertainty head": head,
+    }
+    for name, text in rows.items():
+        table.add_row(name, escape(text))
+    left_out = {**imported.left_out, **found.not_used}
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        some = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+        table.add_row("left out", escape(f"{some}: {reason}"))
+    table.add_row("licence", escape(found.licence))
+    return table
+
+
+def export_weights(
+    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    to: Annotated[Literal["edm-state-dict"], typer.Option("--to", help="The format to write.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file to write; NAME-edm.safetensors if not given.")
+    ] = None,
+) -> None:
+    """Write a model's weights under the names of the reference implementation."""
+    whole = folder.resolve()
+    path = out or whole.with_name(f"{whole.name}-edm.safetensors")
+    count = export_state_dict(Model.load(folder), path)
+    Console().print(f"{count} tensors written to {escape(str(path))}", highlight=False)

@@ -1,0 +1,128 @@
+"""What every data set offers, whatever it is stored in."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tcm.errors import TcmError
+
+Pixels = NDArray[np.uint8]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One class per image: `values` [n] index `names`."""
+
+    values: NDArray[np.int64]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(values: Sequence[int] | NDArray[np.generic], source: str, names: Sequence[str] = ()) -> "Labels":
+        """Check raw class numbers from `source`; without names the classes are called "0", "1", ..."""
+        numbers = np.asarray(values)
+        if numbers.ndim == 2 and numbers.shape[1] == 1:
+            numbers = numbers[:, 0]
+        if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+            raise TcmError(
+                f"{source}: labels have shape {numbers.shape} and dtype {numbers.dtype}; give one whole number an image"
+            )
+        # Compared before the cast to int64, which would wrap round for large unsigned numbers.
+        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) > 1_000_000):
+            raise TcmError(
+                f"{source}: labels run from {numbers.min()} to {numbers.max()}; number the classes 0, 1, 2, ... "
+                "(at most a million)"
+            )
+        classes = numbers.astype(np.int64)
+        highest = int(classes.max(initial=-1))
+        if names and highest >= len(names):
+            raise TcmError(
+                f"{source}: label {highest} has no name among the {len(names)} class names; add the missing ones"
+            )
+        return Labels(classes, tuple(names) or tuple(str(k) for k in range(highest + 1)))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A file that could not be used, and why."""
+
+    name: str
+    reason: str
+
+
+class Dataset(ABC):
+    """Images of one shape, by index, as uint8; labels if there are any.
+
+    >>> images, labels = open_dataset("digits").read(np.arange(16))  # doctest: +SKIP
+    """
+
+    in_memory: bool = False
+
+    def __init__(self, count: int, shape: tuple[int, int, int], labels: Labels | None, skipped: Sequence[Broken] = ()):
+        self.count = count
+        self.shape = shape
+        self.labels = labels.values if labels else None
+        self.class_names = labels.names if labels else ()
+        self.skipped = tuple(skipped)
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes; 0 means that there are no labels."""
+        return len(self.class_names)
+
+    @abstractmethod
+    def pixels(self, indices: Indices) -> Pixels:
+        """Return the images at valid `indices` as uint8 [n, C, H, W]."""
+
+    def read(self, indices: Indices) -> tuple[Pixels, Indices | None]:
+        """Return the images (uint8 [n, C, H, W]) and their labels (int64 [n], or None) at `indices`, in that order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and not (indices.min() >= 0 and indices.max() < self.count):
+            raise TcmError(
+                f"indices {indices.min()} to {indices.max()} reach outside of the {self.count} images; "
+                f"use 0 to {self.count - 1}"
+            )
+        return self.pixels(indices), None if self.labels is None else self.labels[indices]
+
+    def chunks(self, size: int = 4096) -> Iterator[Pixels]:
+        """Yield all images in order, `size` at a time."""
+        for start in range(0, self.count, size):
+            yield self.pixels(np.arange(start, min(start + size, self.count)))
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of count, shape, decoded pixels and labels: the same for every way of storing them."""
+        digest = hashlib.sha256(np.array([self.count, *self.shape], dtype="<i8").tobytes())
+        for images in self.chunks():
+            digest.update(np.ascontiguousarray(images).data)
+        if self.labels is not None:
+            digest.update(self.labels.astype("<i8").data)
+        return digest.hexdigest()
+
+
+class ArrayDataset(Dataset):
+    """A data set held in memory (or in a memory-mapped file): uint8 [n, C, H, W].
+
+    >>> ArrayDataset(np.zeros((2, 3, 8, 8), np.uint8)).shape
+    (3, 8, 8)
+    """
+
+    in_memory = True
+
+    def __init__(self, images: Pixels, labels: Labels | None = None, skipped: Sequence[Broken] = ()):
+        if images.ndim != 4 or images.dtype != np.uint8 or images.shape[1] not in (1, 3) or 0 in images.shape:
+            raise TcmError(
+                f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]"
+            )
+        if labels and len(labels.values) != len(images):
+            raise TcmError(f"{len(labels.values)} labels for {len(images)} images; give one label per image")
+        channels, height, width = images.shape[1:]
+        super().__init__(len(images), (channels, height, width), labels, skipped)
+        self._images = images
+
+    def pixels(self, indices: Indices) -> Pixels:
+        """Return the images at `indices`."""
+        return self._images[indices]

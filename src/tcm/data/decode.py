@@ -1,0 +1,112 @@
+"""From an image file's bytes to uint8 pixels: one defined treatment for every kind of image.
+
+| in the file                        | becomes                                                         |
+|------------------------------------|-----------------------------------------------------------------|
+| gray, black and white              | 1 channel                                                       |
+| gray, 16 bits                      | 1 channel, round(v / 257)                                       |
+| RGB, palette, CMYK, YCbCr          | 3 channels                                                      |
+| transparency (RGBA, LA, palette)   | composited over white                                           |
+| several frames                     | the first frame                                                 |
+| EXIF orientation                   | not applied, as in the tools that made ImageNet-64              |
+"""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image
+
+from tcm.data.dataset import Pixels
+from tcm.data.files import MEGABYTE
+from tcm.errors import TcmError
+
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+LARGEST_FILE = 256 * MEGABYTE
+LARGEST_PICTURE = 64 * MEGABYTE  # in pixels
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_GRAY_16 = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_GRAY = ("1", "L", *_GRAY_16)
+_TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
+# What Pillow's decoders raise for damaged files, found by fuzzing; they have no common base class.
+_DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+class BrokenImage(TcmError):
+    """One image file that cannot be used; `--skip-broken` leaves it out."""
+
+
+def decode_picture(data: bytes, name: str) -> Image.Image:
+    """Decode an image file completely into a Pillow image of mode "L" or "RGB", by the table above."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            width, height = picture.size
+            if width * height > LARGEST_PICTURE:
+                raise BrokenImage(
+                    f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}; scale it down"
+                )
+            picture.load()
+            return _as_gray_or_rgb(picture, name)
+    except BrokenImage:
+        raise
+    except _DECODER_ERRORS as error:
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise BrokenImage(
+            f"{name} cannot be read as an image ({reason}); mend or remove it, or pass --skip-broken"
+        ) from error
+
+
+def pixels_of(picture: Image.Image, channels: int) -> Pixels:
+    """Return a picture as uint8 [channels, H, W]; gray from RGB is ITU-R 601 luma, RGB from gray repeats it."""
+    array = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+    return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def picture_of(pixels: Pixels) -> Image.Image:
+    """Return uint8 [1 or 3, H, W] as a picture of mode "L" or "RGB"."""
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
+def png_of(picture: Image.Image) -> bytes:
+    """Encode a picture as PNG."""
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return file.getvalue()
+
+
+def channels_of(picture: Image.Image) -> int:
+    """Return 1 for a gray picture and 3 for one in colour."""
+    return 1 if picture.mode == "L" else 3
+
+
+def _as_gray_or_rgb(picture: Image.Image, name: str) -> Image.Image:
+    if picture.mode in _GRAY_16:
+        values = np.asarray(picture).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise BrokenImage(
+                f"{name} has gray values from {values.min()} to {values.max()}; store 8 or 16 bits per value"
+            )
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    if picture.mode == "F":
+        raise BrokenImage(f"{name} holds floating-point values, whose range is unknown; store 8 or 16 bits per value")
+    if picture.mode in _TRANSPARENT or "transparency" in picture.info:
+        gray = picture.mode in (*_GRAY, "LA", "La")
+        opaque = Image.new("RGBA", picture.size, "white")
+        opaque.alpha_composite(picture.convert("RGBA"))
+        return opaque.convert("L" if gray else "RGB")
+    return picture.convert("L" if picture.mode in _GRAY else "RGB")

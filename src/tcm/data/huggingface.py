@@ -1,0 +1,98 @@
+"""Hugging Face data sets: a folder written by `save_to_disk`, a folder of parquet files, or an id on the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tcm.data.dataset import Labels
+from tcm.data.decode import BrokenImage
+from tcm.data.pictures import Pictures
+from tcm.errors import TcmError
+
+SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")
+
+
+def load_rows(where: str, split: str, streaming: bool = False) -> Any:
+    """Load the rows of a split with the `datasets` library; `where` is a folder or a hub id."""
+    datasets = _library()
+    folder = Path(where)
+    try:
+        if any((folder / mark).is_file() for mark in SAVED_MARKS):
+            rows = datasets.load_from_disk(where)
+            if isinstance(rows, datasets.DatasetDict):
+                if split not in rows:
+                    raise TcmError(f"{where} has the splits {', '.join(rows)}, not {split!r}; name one of them")
+                rows = rows[split]
+            return rows.to_iterable_dataset() if streaming else rows
+        return datasets.load_dataset(where, split=split, streaming=streaming)
+    except TcmError:
+        raise
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TcmError(
+            f"{where} cannot be opened as a Hugging Face data set ({reason}); check its name or path"
+        ) from error
+
+
+def image_column(rows: Any, where: str) -> str:
+    """Find the one column of images."""
+    found = [name for name, feature in rows.features.items() if isinstance(feature, _library().Image)]
+    if len(found) != 1:
+        raise TcmError(
+            f"{where} has the columns {', '.join(rows.features)}, of which {len(found)} hold images; it needs one"
+        )
+    return str(found[0])
+
+
+def label_column(rows: Any) -> tuple[str, tuple[str, ...]] | None:
+    """Find the first column of classes and their names, or a column of whole numbers called label (without names)."""
+    datasets = _library()
+    for name, feature in rows.features.items():
+        if isinstance(feature, datasets.ClassLabel):
+            return str(name), tuple(feature.names)
+    for name in ("label", "labels"):
+        feature = rows.features.get(name)
+        if isinstance(feature, datasets.Value) and "int" in feature.dtype:
+            return name, ()
+    return None
+
+
+def encoded_bytes(cell: Any, name: str) -> bytes:
+    """Return the file's bytes in a cell of an undecoded image column."""
+    if cell is None or (cell["bytes"] is None and cell["path"] is None):
+        raise BrokenImage(f"{name} has no image; remove the row, or pass --skip-broken")
+    return bytes(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+
+
+class RowPictures(Pictures):
+    """The images in the rows of a Hugging Face data set; read from its memory-mapped tables."""
+
+    def __init__(self, where: str, split: str):
+        rows = load_rows(where, split)
+        if len(rows) == 0:
+            raise TcmError(f"{where} has no rows in split {split!r}; name another split")
+        self._column = image_column(rows, where)
+        self._rows = without_decoding(rows, self._column)
+        self.names = [f"{where} row {row}" for row in range(len(rows))]
+        column = label_column(rows)
+        self.labels = Labels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+
+    def data(self, index: int) -> bytes:
+        """Return the bytes of the image in row `index`."""
+        return encoded_bytes(self._rows[index][self._column], self.names[index])
+
+
+def without_decoding(rows: Any, column: str) -> Any:
+    """Return the rows with the image column left as bytes, so that all images are decoded in one way."""
+    return rows.cast_column(column, _library().Image(decode=False))
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise TcmError(
+            "Hugging Face data sets need more packages: pip install 'truncated-consistency[data]'"
+        ) from error
+    return datasets

@@ -1,0 +1,92 @@
+"""A data set of image files that all have one shape."""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Labels, Pixels
+from tcm.data.decode import BrokenImage, channels_of, pixels_of
+from tcm.data.pictures import Pictures
+from tcm.errors import TcmError, TcmWarning
+
+
+class ImageFiles(Dataset):
+    """Image files that are decoded at each reading; every one is checked against the first one's shape."""
+
+    def __init__(self, pictures: Pictures, places: Sequence[int], channels: int | None, skipped: Sequence[Broken] = ()):
+        first = pictures.picture(places[0])
+        self._pictures = pictures
+        self._places = places
+        self._convert = channels is not None
+        self._first_name = pictures.names[places[0]]
+        labels = pictures.labels
+        if labels:
+            labels = Labels(labels.values[np.asarray(places)], labels.names)
+        shape = (channels or channels_of(first), first.height, first.width)
+        super().__init__(len(places), shape, labels, skipped)
+
+    def pixels(self, indices: Indices) -> Pixels:
+        """Decode the images at `indices`."""
+        images = np.empty((len(indices), *self.shape), np.uint8)
+        for image, index in zip(images, indices, strict=True):
+            place = self._places[index]
+            picture = self._pictures.picture(place)
+            self._check(picture, self._pictures.names[place])
+            image[:] = pixels_of(picture, self.shape[0])
+        return images
+
+    def _check(self, picture: Image.Image, name: str) -> None:
+        channels, height, width = self.shape
+        if picture.size != (width, height):
+            raise TcmError(
+                f"{name} is {picture.width}×{picture.height}, but {self._first_name} is {width}×{height}; "
+                "bring all images to one size with `tcm data prepare`"
+            )
+        if not self._convert and channels_of(picture) != channels:
+            kinds = {1: "gray", 3: "in colour"}
+            raise TcmError(
+                f"{name} is {kinds[channels_of(picture)]}, but {self._first_name} is {kinds[channels]}; "
+                "pass channels=1 or 3 (--channels) to convert all images"
+            )
+
+
+def open_images(pictures: Pictures, channels: int | None, skip_broken: bool, memory_limit: int) -> Dataset:
+    """Open image files as a data set: in memory if the pixels fit into `memory_limit` bytes, else decoded when read.
+
+    With `skip_broken`, all files are decoded once; those that cannot be read are left out, and a warning names them.
+    """
+    skipped = broken_files(pictures) if skip_broken else []
+    unusable = {broken.name for broken in skipped}
+    places: Sequence[int] = range(len(pictures.names))
+    if skipped:
+        places = [place for place in places if pictures.names[place] not in unusable]
+        if not places:
+            raise TcmError(f"none of {len(unusable)} images can be read; the first one: {skipped[0].reason}")
+        shown = ", ".join(broken.name for broken in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+        warnings.warn(f"left out {len(skipped)} of {len(pictures.names)} images: {shown}", TcmWarning, stacklevel=3)
+    files = ImageFiles(pictures, places, channels, skipped)
+    if files.count * np.prod(files.shape, dtype=np.int64) > memory_limit:
+        return files
+    return in_memory(files)
+
+
+def in_memory(dataset: Dataset) -> Dataset:
+    """Return the same data set with all of its pixels in memory."""
+    if dataset.in_memory:
+        return dataset
+    images = np.concatenate(list(dataset.chunks()))
+    labels = None if dataset.labels is None else Labels(dataset.labels, dataset.class_names)
+    return ArrayDataset(images, labels, dataset.skipped)
+
+
+def broken_files(pictures: Pictures) -> list[Broken]:
+    """Decode every file and return those that cannot be read, each with the reason."""
+    broken = []
+    for place, name in enumerate(pictures.names):
+        try:
+            pictures.picture(place)
+        except BrokenImage as error:
+            broken.append(Broken(name, str(error)))
+    return broken

@@ -1,0 +1,121 @@
+"""Batches of a data set, by step: the same images whatever the number of processes and workers, and after a restart."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from tcm.data.dataset import Dataset, Indices, Pixels
+from tcm.data.order import check_seed, flips, global_batch, rank_positions
+from tcm.errors import TcmError
+
+
+@dataclass(frozen=True)
+class LoadedBatch:
+    """One process's share of a step's batch."""
+
+    images: Tensor
+    """uint8 [b, C, H, W], on the CPU; `tcm.data.pixels.to_float` belongs on the device."""
+    labels: Tensor | None
+    """int64 [b]."""
+    positions: Tensor
+    """int64 [b]: the places of these images in the whole batch: what randomness may depend on."""
+    step: int
+    resume: Any = None
+    """For streams: the JSON-able position after this batch."""
+
+
+class Batches:
+    """A data set's batches, each a pure function of (seed, step); process `rank` of `world` gets its share of each.
+
+    >>> batches = Batches(open_dataset("digits"), seed=0, batch=128)  # doctest: +SKIP
+    >>> for loaded in batches.starting_at(10_000_000): ...  # doctest: +SKIP
+
+    `workers` are processes that read and decode ahead; data sets in memory need none and start none.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        seed: int,
+        batch: int,
+        flip: bool = False,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+    ):
+        check_seed(seed)
+        if workers < 0 or batch < 1:
+            raise TcmError(f"workers={workers} must be at least 0, batch={batch} at least 1")
+        self._steps = _Steps(dataset, seed, batch, flip, rank_positions(batch, rank, world))
+        self._workers = 0 if dataset.in_memory else workers
+
+    def at(self, step: int) -> LoadedBatch:
+        """Return the batch of one step."""
+        return _result(self._steps[step])
+
+    def starting_at(self, step: int) -> Iterator[LoadedBatch]:
+        """Yield the batches of `step`, step + 1, ... without end; nothing before `step` is read."""
+        if self._workers == 0:
+            yield from (self.at(number) for number in count(step))
+        else:
+            yield from (_result(loaded) for loaded in read_ahead(self._steps, count(step), self._workers))
+
+
+def read_ahead(items: TorchDataset[Any], indices: Iterable[int], workers: int) -> Iterator[Any]:
+    """Yield items[i] for the indices, in their order, from `workers` processes (0: from this one)."""
+    # Its own generator: a DataLoader would otherwise draw from the global one and shift everything random after it.
+    yield from DataLoader(
+        items, batch_size=None, sampler=indices, num_workers=workers, generator=torch.Generator().manual_seed(0)
+    )
+
+
+def as_batch(
+    images: Pixels,
+    labels: Indices | None,
+    mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None,
+    positions: Indices,
+    step: int,
+) -> LoadedBatch:
+    """Mirror the chosen images and wrap the arrays as tensors."""
+    if mirrored is not None:
+        images = np.where(mirrored[:, None, None, None], images[..., ::-1], images)
+    return LoadedBatch(
+        torch.from_numpy(np.ascontiguousarray(images)),
+        None if labels is None else torch.from_numpy(labels),
+        torch.from_numpy(positions),
+        step,
+    )
+
+
+class _Steps(TorchDataset[LoadedBatch | TcmError]):
+    """Maps a step to its batch; an error is a value here: raised in a worker, it would come back as a traceback."""
+
+    def __init__(self, dataset: Dataset, seed: int, batch: int, flip: bool, positions: Indices):
+        self._dataset = dataset
+        self._seed = seed
+        self._batch = batch
+        self._flip = flip
+        self._positions = positions
+
+    def __getitem__(self, step: int) -> LoadedBatch | TcmError:
+        try:
+            indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._positions]
+            images, labels = self._dataset.read(indices)
+        except TcmError as error:
+            return error
+        mirrored = flips(self._seed, step, self._positions) if self._flip else None
+        return as_batch(images, labels, mirrored, self._positions, step)
+
+
+def _result(loaded: LoadedBatch | TcmError) -> LoadedBatch:
+    if isinstance(loaded, TcmError):
+        raise loaded
+    return loaded

@@ -1,0 +1,166 @@
+"""Open a data set by name or path; what it is follows from its content."""
+
+import json
+import os
+import re
+import tarfile
+import zipfile
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+
+from tcm.data.arrays import open_npy, open_npz
+from tcm.data.cifar import open_cifar, open_cifar_folder
+from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
+from tcm.data.huggingface import SAVED_MARKS, RowPictures
+from tcm.data.idx import GZIP, open_idx, open_idx_folder
+from tcm.data.images import open_images
+from tcm.data.labels import DATASET_JSON
+from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures, ZipPictures
+from tcm.errors import TcmError
+
+FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
+HUB = "hf://"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def data_folder() -> Path:
+    """Return where fetched data sets are kept: $TCM_DATA, or tcm in the user's cache folder."""
+    chosen = os.environ.get("TCM_DATA")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcm"
+
+
+def open_dataset(
+    path: str | Path,
+    *,
+    channels: int | None = None,
+    skip_broken: bool = False,
+    split: str = "train",
+    memory_limit: int = 2**30,
+) -> Dataset:
+    """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, a Hugging Face id.
+
+    `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
+    that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
+    Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets at each reading.
+
+    >>> open_dataset("digits").shape
+    (1, 8, 8)
+    """
+    if channels not in (None, 1, 3):
+        raise TcmError(f"channels={channels} is not possible; use 1 (gray), 3 (RGB) or none (as stored)")
+    opened = _open(path, split)
+    if isinstance(opened, Pictures):
+        return open_images(opened, channels, skip_broken, memory_limit)
+    return opened if channels is None else with_channels(opened, channels)
+
+
+def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
+    """Open image files as they are, of any sizes (as `prepare` needs them); arrays of images come as a data set."""
+    return _open(path, split)
+
+
+def with_channels(dataset: Dataset, channels: int) -> Dataset:
+    """Convert a data set to gray (ITU-R 601 luma, as Pillow rounds it) or to RGB (gray repeated), in memory."""
+    if dataset.shape[0] == channels:
+        return dataset
+    parts = [_luma(part) if channels == 1 else part.repeat(3, axis=1) for part in dataset.chunks()]
+    labels = None if dataset.labels is None else Labels(dataset.labels, dataset.class_names)
+    return ArrayDataset(np.concatenate(parts), labels, dataset.skipped)
+
+
+def _luma(images: Pixels) -> Pixels:
+    red, green, blue = np.moveaxis(images.astype(np.uint32), 1, 0)
+    gray = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    return np.asarray(gray, np.uint8)[:, None]
+
+
+def _open(path: str | Path, split: str) -> Pictures | Dataset:
+    name = str(path)
+    if name == "digits":
+        _only_train(name, split)
+        with as_file(files("tcm.data") / "digits.npz") as bundled:
+            return open_npz(bundled, split)
+    if name in FETCHABLE:
+        fetched = data_folder() / f"{name}.npz"
+        if not fetched.exists():
+            raise TcmError(
+                f"{name} is not on this machine yet; run `tcm data fetch {name}` (or write ./{name} for a path)"
+            )
+        return open_npz(fetched, split)
+    if name.startswith(HUB):
+        return RowPictures(name.removeprefix(HUB), split)
+    path = Path(path)
+    if path.is_dir():
+        return _open_folder(path, split)
+    if path.is_file():
+        return _open_file(path, split)
+    if _HUB_ID.fullmatch(name):
+        try:
+            return RowPictures(name, split)
+        except TcmError as error:
+            raise TcmError(f"there is no file or folder {name}, and as a Hugging Face id: {error}") from error
+    raise TcmError(f"there is no file or folder {name}; give a path, an id such as {HUB}owner/name, or digits")
+
+
+def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
+    if any((folder / mark).is_file() for mark in SAVED_MARKS) or any(folder.glob("**/*.parquet")):
+        return RowPictures(str(folder), split)
+    if any(folder.glob("data_batch_*")) or any(folder.glob("test_batch*")):
+        return open_cifar_folder(folder, split)
+    if any(folder.glob("*images[-.]idx3-ubyte*")):
+        return open_idx_folder(folder, split)
+    _only_train(str(folder), split)
+    shards = sorted(folder.glob("*.tar"))
+    return TarPictures(shards, class_names_beside(folder)) if shards else FolderPictures(folder)
+
+
+def _open_file(path: Path, split: str) -> Pictures | Dataset:
+    with path.open("rb") as file:
+        start = file.read(512)
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+        if _is_npz(path):
+            return open_npz(path, split)
+        _only_train(str(path), split)
+        return ZipPictures(path)
+    _only_train(str(path), split)
+    if start.startswith(b"\x93NUMPY"):
+        return open_npy(path)
+    if start.startswith((GZIP, b"\x00\x00\x08")):
+        return open_idx(path)
+    if start[257:262] == b"ustar" or tarfile.is_tarfile(path):
+        return TarPictures([path], class_names_beside(path.parent))
+    if start.startswith(b"\x80") or path.suffix == ".bin":
+        return open_cifar([path])
+    raise TcmError(
+        f"{path} is of no known kind; give a folder or zip of images, .npz, .npy, IDX, CIFAR-10 batches, "
+        "WebDataset shards (.tar) or a Hugging Face data set"
+    )
+
+
+def _is_npz(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".npy") for name in archive.namelist())
+    except ZIP_ERRORS as error:
+        raise TcmError(f"{path} is not a sound zip file ({error}); copy or download it again") from error
+
+
+def class_names_beside(folder: Path) -> tuple[str, ...]:
+    """Read the class names that `tcm data prepare` leaves beside shards."""
+    source = folder / DATASET_JSON
+    if not source.is_file():
+        return ()
+    try:
+        names = json.loads(source.read_bytes()).get("class_names", [])
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TcmError(
+            f"{source} is not the JSON object that belongs to shards ({error}); mend or remove it"
+        ) from error
+    return tuple(str(name) for name in names)
+
+
+def _only_train(name: str, split: str) -> None:
+    if split != "train":
+        raise TcmError(f"{name} has no splits, so none called {split!r}; give the path of that part of the data")

@@ -1,0 +1,251 @@
+"""Bring images of any sizes to one form, into a zip (EDM's layout) or WebDataset shards."""
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset as TorchDataset
+
+from tcm.data.dataset import Broken, Dataset, Labels
+from tcm.data.decode import BrokenImage, picture_of, png_of
+from tcm.data.files import atomic_write, sync_folder
+from tcm.data.labels import DATASET_JSON
+from tcm.data.loader import read_ahead
+from tcm.data.pictures import Pictures
+from tcm.errors import TcmError
+
+_PER_SHARD = 10_000
+
+
+class Crop(StrEnum):
+    """How a picture is brought to the wanted shape."""
+
+    CENTER = "center"
+    """EDM's: the largest centred square, scaled by LANCZOS (for other shapes the largest centred rectangle)."""
+    DHARIWAL = "dhariwal"
+    """ADM's, which ImageNet-64 needs: halved by BOX while twice too large, scaled by BICUBIC, the centre cut out."""
+    NONE = "none"
+    """Scaled by LANCZOS; a picture of another shape is an error."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form that all pictures get; a size of None keeps each as it is (then all must already agree)."""
+
+    size: tuple[int, int] | None = None
+    """Height and width."""
+    crop: Crop = Crop.NONE
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and min(self.size) < 1:
+            raise TcmError(f"size={self.size} is not possible; use at least 1×1")
+        if self.size is None and self.crop is not Crop.NONE:
+            raise TcmError(f"crop={self.crop.value} needs a size; pass --size")
+        if self.crop is Crop.DHARIWAL and self.size is not None and self.size[0] != self.size[1]:
+            raise TcmError(f"size={self.size} with crop=dhariwal is not possible; use a square, or crop=center")
+        if self.channels not in (None, 1, 3):
+            raise TcmError(f"channels={self.channels} is not possible; use 1 (gray) or 3 (RGB)")
+
+    def apply(self, picture: Image.Image, name: str) -> Image.Image:
+        """Crop, scale and convert one picture."""
+        if self.channels is not None:
+            picture = picture.convert("L" if self.channels == 1 else "RGB")
+        if self.size is None:
+            return picture
+        height, width = self.size
+        if self.crop is Crop.DHARIWAL:
+            return dhariwal_crop(picture, height)
+        if self.crop is Crop.CENTER:
+            picture = center_crop(picture, height, width)
+        elif picture.width * height != picture.height * width:
+            raise TcmError(
+                f"{name} is {picture.width}×{picture.height}, not of the shape of {width}×{height}; pass --crop center"
+            )
+        return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def center_crop(picture: Image.Image, height: int, width: int) -> Image.Image:
+    """Cut out the largest centred part with the shape height : width; for a square that is EDM's centre crop."""
+    across = min(picture.width, picture.height * width // height)
+    down = min(picture.height, picture.width * height // width)
+    across, down = max(across, 1), max(down, 1)
+    left, top = (picture.width - across) // 2, (picture.height - down) // 2
+    return picture.crop((left, top, left + across, top + down))
+
+
+def dhariwal_crop(picture: Image.Image, size: int) -> Image.Image:
+    """Scale and cut as ADM (Dhariwal and Nichol, 2021) did: BOX halvings, BICUBIC to `size`, the centre."""
+    while min(picture.size) >= 2 * size:
+        picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
+    scale = size / min(picture.size)
+    scaled = (round(picture.width * scale), round(picture.height * scale))
+    picture = picture.resize(scaled, Image.Resampling.BICUBIC)
+    left, top = (picture.width - size) // 2, (picture.height - size) // 2
+    return picture.crop((left, top, left + size, top + size))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One prepared image: its number and name in the source, and its PNG, or why there is none."""
+
+    number: int
+    name: str
+    png: bytes = b""
+    mode_and_size: tuple[str, int, int] | None = None
+    broken: Broken | None = None
+
+
+class Preparation(TorchDataset[Prepared | TcmError]):
+    """The prepared images of a source, each made when it is asked for; iterate with `prepared_images`."""
+
+    def __init__(self, source: Pictures | Dataset, form: Form):
+        self._source = source
+        self._form = form
+        if isinstance(source, Pictures):
+            self.count, self.labels = len(source.names), source.labels
+        else:
+            self.count = source.count
+            self.labels = None if source.labels is None else Labels(source.labels, source.class_names)
+
+    def __getitem__(self, number: int) -> Prepared | TcmError:
+        name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
+        try:
+            if isinstance(self._source, Pictures):
+                picture = self._source.picture(number)
+            else:
+                picture = picture_of(self._source.pixels(np.array([number]))[0])
+            picture = self._form.apply(picture, name)
+        except BrokenImage as error:
+            return Prepared(number, name, broken=Broken(name, str(error)))
+        except TcmError as error:  # a value, since an error raised in a worker comes back wrapped in a traceback
+            return error
+        return Prepared(number, name, png_of(picture), (picture.mode, *picture.size))
+
+
+def prepared_images(preparation: Preparation, skip_broken: bool = False, workers: int = 0) -> Iterator[Prepared]:
+    """Yield all prepared images in the source's order, made by `workers` processes; all must agree in shape."""
+    first = None
+    for prepared in read_ahead(preparation, range(preparation.count), workers):
+        if isinstance(prepared, TcmError):
+            raise prepared
+        if prepared.broken is None:
+            first = first or prepared
+            if prepared.mode_and_size != first.mode_and_size:
+                raise TcmError(
+                    f"{prepared.name} is {_described(prepared)}, but {first.name} is {_described(first)}; "
+                    "pass --size, --crop and --channels to bring all to one form"
+                )
+        elif not skip_broken:
+            raise BrokenImage(prepared.broken.reason)
+        yield prepared
+
+
+def write_prepared(target: str | Path, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+    """Write prepared images to a .zip, or as shards into a new folder; either appears whole or not at all.
+
+    Return the number of images written and those left out.
+    """
+    target = Path(target)
+    check_target(target)
+    if target.suffix == ".zip":
+        with atomic_write(target) as file, zipfile.ZipFile(file, "w") as archive:
+            return _fill_zip(archive, images, labels)
+    aside = target.with_name(f".{target.name}.{uuid4().hex}.part")
+    aside.mkdir(parents=True)
+    try:
+        result = _fill_shards(aside, images, labels)
+        os.replace(aside, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(target.parent)
+    return result
+
+
+def check_target(target: Path) -> None:
+    """Refuse a target that is there already or whose name says neither zip nor folder."""
+    if target.suffix not in ("", ".zip"):
+        raise TcmError(f"{target} ends in {target.suffix}; name a .zip, or a folder (no ending) for shards")
+    if target.exists():
+        raise TcmError(f"{target} exists already; remove it or choose another name")
+
+
+def prepare_dataset(
+    source: Pictures | Dataset, target: str | Path, form: Form, *, skip_broken: bool = False, workers: int = 0
+) -> tuple[int, list[Broken]]:
+    """Bring a source's images to one form and write them: `prepared_images` into `write_prepared`.
+
+    >>> prepare_dataset(open_pictures("photos/"), "photos-64.zip", Form((64, 64), Crop.CENTER))  # doctest: +SKIP
+    """
+    preparation = Preparation(source, form)
+    return write_prepared(target, prepared_images(preparation, skip_broken, workers), preparation.labels)
+
+
+def _fill_zip(archive: zipfile.ZipFile, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+    skipped: list[Broken] = []
+    listed: list[tuple[str, int]] = []
+    written = 0
+    for written, image in enumerate(_without_broken(images, skipped), start=1):
+        name = f"{(written - 1) // 1000:05d}/img{written - 1:08d}.png"
+        archive.writestr(zipfile.ZipInfo(name), image.png)  # ZipInfo's date is fixed: the same images, the same zip
+        if labels is not None:
+            listed.append((name, int(labels.values[image.number])))
+    _check_written(written, skipped)
+    content = {"labels": None} if labels is None else {"labels": listed, "class_names": labels.names}
+    archive.writestr(zipfile.ZipInfo(DATASET_JSON), json.dumps(content))
+    return written, skipped
+
+
+def _fill_shards(folder: Path, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+    skipped: list[Broken] = []
+    usable = _without_broken(images, skipped)
+    written = 0
+    while chunk := list(islice(usable, _PER_SHARD)):
+        with (
+            atomic_write(folder / f"shard-{written // _PER_SHARD:06d}.tar") as file,
+            tarfile.open(fileobj=file, mode="w") as shard,
+        ):
+            for image in chunk:
+                _add(shard, f"{written:08d}.png", image.png)
+                if labels is not None:
+                    _add(shard, f"{written:08d}.cls", str(labels.values[image.number]).encode())
+                written += 1
+    _check_written(written, skipped)
+    with atomic_write(folder / DATASET_JSON) as file:
+        file.write(json.dumps({"count": written, "class_names": [] if labels is None else labels.names}).encode())
+    return written, skipped
+
+
+def _without_broken(images: Iterable[Prepared], skipped: list[Broken]) -> Iterator[Prepared]:
+    for image in images:
+        if image.broken:
+            skipped.append(image.broken)
+        else:
+            yield image
+
+
+def _check_written(written: int, skipped: list[Broken]) -> None:
+    if not written:
+        raise TcmError(f"none of {len(skipped)} images can be read; the first one: {skipped[0].reason}")
+
+
+def _add(shard: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    shard.addfile(entry, io.BytesIO(data))
+
+
+def _described(prepared: Prepared) -> str:
+    mode, width, height = prepared.mode_and_size or ("?", 0, 0)
+    return f"{width}×{height} {'gray' if mode == 'L' else 'in colour'}"

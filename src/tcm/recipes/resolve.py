@@ -1,0 +1,228 @@
+"""From a name, a file and overrides to a recipe, and back to TOML."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence, Set
+from difflib import get_close_matches
+from importlib.resources import files
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tcm.errors import TcmError, describe_validation
+from tcm.recipes.fields import UNSET
+from tcm.recipes.schema import Recipe
+
+Tree = dict[str, Any]
+
+TAGS = ("objective", "kind")
+"""Keys that decide which other keys a table has."""
+
+
+def shipped() -> list[str]:
+    """The names of the recipes that come with the package.
+
+    >>> "digits" in shipped()
+    True
+    """
+    entries = (Path(entry.name) for entry in files("tcm.recipes").iterdir())
+    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+
+
+def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a shipped name or a .toml file, with overrides such as `truncated.t_prime=1.5`.
+
+    >>> resolve("cifar10", ["consistency.steps=1000", "seed=3"]).stages["consistency"].steps
+    1000
+    """
+    tree = _load(str(name_or_path), ())
+    tree = _in_order(_merge(tree, _override_tree(overrides, tree)), "overrides")
+    try:
+        return Recipe.model_validate(_with_tuples(tree), strict=True)
+    except ValidationError as error:
+        raise describe_validation(error, str(name_or_path), Recipe) from error
+
+
+def to_toml(recipe: Recipe) -> str:
+    """A recipe as TOML with every default written out; an optional key that is not set is "none"."""
+    tree = recipe.model_dump()
+    stages = tree.pop("stages")
+    tables = {key: tree.pop(key) for key in [key for key, value in tree.items() if isinstance(value, dict)]}
+    tables |= {f"stages.{name}": stage for name, stage in stages.items()}
+    lines = [f"{key} = {_toml(value)}" for key, value in tree.items()]
+    for name, table in tables.items():
+        tags_first = sorted(table, key=lambda key: key not in TAGS)
+        lines += ["", f"[{name}]", *(f"{key} = {_toml(table[key])}" for key in tags_first)]
+    return "\n".join(lines) + "\n"
+
+
+def differences(a: Recipe, b: Recipe) -> list[str]:
+    """Each key in which two recipes differ, with both values.
+
+    >>> differences(resolve("cifar10"), resolve("cifar10", ["truncated.t_prime=0.5"]))
+    ['truncated.t_prime: 1.0 → 0.5']
+    """
+    found = [] if list(a.stages) == list(b.stages) else [f"stages: {', '.join(a.stages)} → {', '.join(b.stages)}"]
+    common = a.stages.keys() & b.stages.keys()
+    first, second = (dict(_flat(_by_stage(recipe, common))) for recipe in (a, b))
+    for key in first | second:
+        if first.get(key, "absent") != second.get(key, "absent"):
+            found.append(f"{key}: {first.get(key, 'absent')} → {second.get(key, 'absent')}")
+    return found
+
+
+def _by_stage(recipe: Recipe, names: Set[str]) -> Tree:
+    tree = recipe.model_dump()
+    return tree | {name: stage for name, stage in tree.pop("stages").items() if name in names}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _toml(value)
+
+
+def _load(name: str, children: tuple[str, ...]) -> Tree:
+    """The table of a recipe with those that it extends merged in; `children` are those that led here."""
+    if name in children:
+        raise TcmError(f"{children[-1]}: extends={name!r} leads back to itself; remove one `extends` of the circle")
+    tree = _read(name, children)
+    tree.setdefault("name", Path(name).name.removesuffix(".toml"))
+    base = tree.pop("extends", None)
+    if base is None:
+        return _in_order(tree, name)
+    if not isinstance(base, str):
+        raise TcmError(f"{name}: extends={base!r} must be the name of a recipe or a .toml file")
+    if base.endswith(".toml"):
+        base = normpath(Path(name).parent / base)
+    return _in_order(_merge(_load(base, (*children, name)), tree), name)
+
+
+def _read(name: str, children: tuple[str, ...]) -> Tree:
+    asked = f"{children[-1]}: extends={name!r}" if children else f"recipe {name!r}"
+    if name not in shipped() and not name.endswith(".toml"):
+        near = get_close_matches(name, shipped(), 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(shipped())}"
+        raise TcmError(f"{asked} does not exist; {advice} (a recipe of your own is a file that ends in .toml)")
+    try:
+        source = Path(name) if name.endswith(".toml") else files("tcm.recipes") / f"{name}.toml"
+        return tomllib.loads(source.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
+    except UnicodeDecodeError as error:
+        raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise TcmError(f"{asked} cannot be read ({error.strerror}); check the path") from error
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """`over` upon `base`, table by table; a table of another kind or objective takes the other's place."""
+    merged = dict(base)
+    for key, value in over.items():
+        before = merged.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and _same_kind(before, value):
+            merged[key] = _merge(before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _same_kind(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    return all(over.get(tag, base.get(tag)) == base.get(tag) for tag in TAGS)
+
+
+def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
+    """`truncated.t_prime=1.5` as {"stages": {"truncated": {"t_prime": 1.5}}}."""
+    result: Tree = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise TcmError(f"override {override!r} has no value; write key=value, such as truncated.t_prime=1.5")
+        table = result
+        *parents, last = _full_key(key.strip(), tree)
+        for part in parents:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise TcmError(f"override {override!r} contradicts another override; give one of the two")
+        if last in table:
+            raise TcmError(f"override {override!r} is given twice or contradicts another one; give it once")
+        table[last] = _value(text.strip())
+    return result
+
+
+def _full_key(key: str, tree: Tree) -> list[str]:
+    parts = key.split(".")
+    stages = _stages(tree)
+    if parts[0] in stages:
+        return ["stages", *parts]
+    known = [*Recipe.model_fields, "order"]
+    if parts[0] in known:
+        return parts
+    near = get_close_matches(parts[0], [*known, *stages], 1)
+    inside = [name for name, stage in stages.items() if isinstance(stage, Mapping) and parts[0] in stage]
+    if inside:
+        advice = f"did you mean {f'{inside[-1]}.{key}'!r}?"
+    elif near:
+        advice = f"did you mean {'.'.join([near[0], *parts[1:]])!r}?"
+    else:
+        advice = f"the stages are {', '.join(stages)}"
+    raise TcmError(f"override {key!r}: {parts[0]!r} is neither a key nor a stage of this recipe; {advice}")
+
+
+def _stages(tree: Tree) -> Mapping[str, Any]:
+    stages = tree.get("stages")
+    return stages if isinstance(stages, Mapping) else {}
+
+
+def _value(text: str) -> object:
+    """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _in_order(tree: Tree, source: str) -> Tree:
+    """The table without `order`, its stages in that order; stages that it leaves out do not run."""
+    if "order" not in tree:
+        return tree
+    order, stages = tree["order"], _stages(tree)
+    if not isinstance(order, list) or not order or any(order.count(name) > 1 for name in order):
+        raise TcmError(f"{source}: order={order!r} must list stages, each once; the stages are {', '.join(stages)}")
+    for name in order:
+        if name not in stages:
+            raise TcmError(f"{source}: order names the unknown stage {name!r}; the stages are {', '.join(stages)}")
+    rest = {key: value for key, value in tree.items() if key != "order"}
+    return rest | {"stages": {name: stages[name] for name in order}}
+
+
+def _with_tuples(value: object) -> object:
+    """Lists as the tuples that a frozen recipe holds: its strict validation takes nothing else."""
+    match value:
+        case dict():
+            return {key: _with_tuples(item) for key, item in value.items()}
+        case list():
+            return tuple(_with_tuples(item) for item in value)
+    return value
+
+
+def _toml(value: object) -> str:
+    match value:
+        case None:
+            return f'"{UNSET}"'
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case Mapping():
+            return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        case Sequence():
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
+    raise AssertionError(f"a recipe holds no {type(value).__name__}")

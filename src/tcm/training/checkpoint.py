@@ -1,0 +1,144 @@
+"""Checkpoints that are whole or not there: written aside, synced, renamed, checksummed; the last K are kept.
+
+The tensors go through torch.distributed.checkpoint into safetensors files, so that a run can go on with another number
+of processes, and so that reading a checkpoint never unpickles anything.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from tcm.errors import TcmError, TcmWarning, describe_validation
+from tcm.training.guard import GuardState
+from tcm.training.processes import Processes
+from tcm.weights.folders import publish
+
+CHECKSUMS, POSITION = "checksums.json", "position.json"
+
+
+class Position(BaseModel):
+    """Where a stage stands, besides its tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    retry: int = 0
+    guard: GuardState = GuardState()
+    scaler: dict[str, float] = {}
+
+
+class Checkpoints:
+    """The checkpoints of a stage, in `folder`/step-N."""
+
+    def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
+        self.folder, self.keep, self.processes = folder, keep, processes
+
+    def save(self, tensors: dict[str, Tensor], position: Position) -> None:
+        """Write a checkpoint; a full disk is an error that leaves the one before intact."""
+        target = self.folder / f"step-{position.step}"
+        aside = self.folder / f".writing-{position.step}"
+        with _disk_errors(target, aside):
+            if self.processes.first:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+            self.processes.wait()
+            _write_tensors(tensors, aside)
+            if self.processes.first:
+                (aside / POSITION).write_text(position.model_dump_json(indent=2))
+                sums = {file.name: _checksum(file) for file in sorted(aside.iterdir())}
+                (aside / CHECKSUMS).write_text(json.dumps(sums, indent=2))
+                publish(aside, target)
+                for old in self._steps()[self.keep :]:
+                    shutil.rmtree(self.folder / f"step-{old}")
+            self.processes.wait()
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint; a damaged one is named, put aside, and the one before it is taken."""
+        if self.processes.first:
+            for half in self.folder.glob(".*"):
+                shutil.rmtree(half)
+            for step in self._steps():
+                path = self.folder / f"step-{step}"
+                damage = _damage(path)
+                if damage is None:
+                    break
+                warnings.warn(f"{path} is damaged ({damage}); going on from the checkpoint before it", TcmWarning, 2)
+                path.rename(path.with_name(f"damaged-{path.name}"))
+        self.processes.wait()
+        steps = self._steps()
+        return self.folder / f"step-{steps[0]}" if steps else None
+
+    def load(self, path: Path, tensors: dict[str, Tensor]) -> Position:
+        """Read a checkpoint into `tensors`, in place, and return its position."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
+        try:
+            return Position.model_validate_json((path / POSITION).read_bytes())
+        except ValidationError as error:
+            raise describe_validation(error, str(path / POSITION)) from error
+
+    def _steps(self) -> list[int]:
+        return sorted((int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")), reverse=True)
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        state_dict_saver.save(
+            dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        )
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, None if nothing is."""
+    try:
+        sums = json.loads((path / CHECKSUMS).read_text())
+    except (OSError, ValueError):
+        return f"{CHECKSUMS} is missing or unreadable"
+    for name, expected in sums.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _checksum(file) != expected:
+            return f"{name} does not match its checksum"
+    return None
+
+
+@contextmanager
+def _disk_errors(target: Path, aside: Path) -> Iterator[None]:
+    """A full disk or quota as an error that the user can mend; the half-written checkpoint is removed."""
+    try:
+        yield
+    except (OSError, SafetensorError, CheckpointException) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if _is_full(error):
+            raise TcmError(
+                f"the disk is full, {target} could not be written; free some space and resume: "
+                f"the checkpoint before it is intact"
+            ) from error
+        raise
+
+
+def _is_full(error: BaseException) -> bool:
+    if isinstance(error, CheckpointException):
+        return any(_is_full(failure[0]) for failure in error.failures.values())
+    code = error.errno if isinstance(error, OSError) else None
+    return code in (ENOSPC, EDQUOT) or "No space left" in str(error) or "os error 28" in str(error)

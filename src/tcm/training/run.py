@@ -1,0 +1,196 @@
+"""A run: the stages of a recipe in order, each into its folder, going on where it stopped."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+from rich.console import Console
+from torch.distributed.tensor import DTensor
+
+from tcm.data import Dataset, open_dataset
+from tcm.data.files import atomic_write
+from tcm.data.loader import Batches
+from tcm.errors import TcmError
+from tcm.method.objectives import Models
+from tcm.recipes.fields import DiffusionStage, TruncatedStage
+from tcm.recipes.resolve import differences, resolve, to_toml
+from tcm.recipes.schema import Recipe, objective_of
+from tcm.training.checkpoint import Checkpoints
+from tcm.training.fit import Fit
+from tcm.training.metrics import TrackerName, open_tracker, time_bins
+from tcm.training.processes import Processes, shard
+from tcm.training.progress import stage_progress
+from tcm.training.signals import stop_requests
+from tcm.training.start import Sources, StageModels, card_of, stage_models
+from tcm.training.trainer import Trainer
+from tcm.weights import Model, ModelCard
+
+RECIPE_FILE = "recipe.toml"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; nothing here changes what it computes, but for the model that it starts from."""
+
+    init: str | None = None
+    sharded: bool = False
+    trackers: Sequence[TrackerName] = ()
+
+
+def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
+    """The folder of each stage: 0-diffusion, 1-consistency, 2-truncated; without stage 0 the count begins at 1."""
+    first = 0 if isinstance(next(iter(recipe.stages.values())), DiffusionStage) else 1
+    return {name: run / f"{place}-{name}" for place, name in enumerate(recipe.stages, start=first)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recipe being carried out in a folder, by these processes."""
+
+    recipe: Recipe
+    folder: Path
+    processes: Processes
+    console: Console
+    settings: Settings = Settings()
+
+    def train(self) -> bool:
+        """Carry out all stages; false if a signal stopped the run before the end.
+
+        Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
+        """
+        self._check_batches()
+        with _only_one(self.folder, self.processes):
+            _check_recipe(self.recipe, self.folder, self.processes)
+            dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
+            classes = _check_data(self.recipe, dataset)
+            done: dict[str, Path] = {}
+            for name, folder in stage_folders(self.recipe, self.folder).items():
+                if not (folder / "model").is_dir():
+                    card = card_of(self.recipe, name, dataset.shape, classes, dataset.content_hash())
+                    if not self._train_stage(name, folder, dataset, card, Sources(done, self.settings.init)):
+                        return False
+                done[name] = folder / "model"
+            return True
+
+    def _train_stage(self, name: str, folder: Path, dataset: Dataset, card: ModelCard, sources: Sources) -> bool:
+        stage = self.recipe.stages[name]
+        trainer = self._trainer(name, stage_models(self.recipe, name, card, sources))
+        batches = Batches(
+            dataset,
+            seed=self.recipe.seed,
+            batch=stage.batch,
+            flip=self.recipe.data.flip,
+            rank=self.processes.rank,
+            world=self.processes.count,
+            workers=self.recipe.data.workers,
+        )
+        (folder / "samples").mkdir(parents=True, exist_ok=True)
+        checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
+        trackers = [open_tracker(tracker, folder) for tracker in self.settings.trackers] if self.processes.first else []
+        with stage_progress(self.console, folder.name, stage.steps) as progress, stop_requests() as stop:
+            finished = Fit(trainer, batches, card, folder, checkpoints, progress, trackers).run(stop)
+        for tracker in trackers:
+            tracker.close()
+        if finished:
+            self._save_model(trainer, card, folder / "model")
+        return finished
+
+    def _trainer(self, name: str, models: StageModels) -> Trainer:
+        """Place the models on the device, shard and compile them as the run wants it."""
+        stage, device = self.recipe.stages[name], self.processes.device
+        for helper in (models.frozen, models.teacher):
+            if helper is not None:
+                helper.to(device).denoiser.requires_grad_(False)
+        if isinstance(stage, TruncatedStage) and models.frozen is not None and stage.frozen_precision == "bf16":
+            models.frozen.denoiser.network.to(torch.bfloat16)
+        student = models.student.to(device).denoiser
+        everyone = [student, *(helper.denoiser for helper in (models.frozen, models.teacher) if helper is not None)]
+        for denoiser in everyone:
+            if self.settings.sharded:
+                shard(denoiser)
+            if stage.compile:
+                denoiser.network.compile(dynamic=True)
+        return Trainer(
+            stage,
+            objective_of(self.recipe, stage),
+            Models(
+                student,
+                None if models.frozen is None else models.frozen.denoiser,
+                None if models.teacher is None else models.teacher.denoiser,
+            ),
+            self.processes,
+            seed=(self.recipe.seed, name),
+            bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
+        )
+
+    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
+        """Write the stage's first average as its model."""
+        weights = {name: _whole(tensor) for name, tensor in trainer.averages[0].state_dict().items()}
+        if self.processes.first:
+            with torch.device("meta"):
+                model = Model.fresh(card)
+            model.denoiser.load_state_dict(weights, assign=True)
+            model.save(folder)
+        self.processes.wait()
+
+    def _check_batches(self) -> None:
+        for name, stage in self.recipe.stages.items():
+            share = self.processes.count * stage.accumulation
+            if stage.batch % share:
+                below = stage.batch // share * share
+                nearest = f"{below} or {below + share}" if below else f"{share}"
+                raise TcmError(
+                    f"{name}.batch={stage.batch} cannot be shared by {self.processes.count} processes with "
+                    f"accumulation={stage.accumulation}; use {nearest}"
+                )
+
+
+@contextmanager
+def _only_one(run: Path, processes: Processes) -> Iterator[None]:
+    """Hold the run's lock, so that two trainings never write into one folder."""
+    if not processes.first:
+        yield
+        return
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
+
+
+def _check_recipe(recipe: Recipe, run: Path, processes: Processes) -> None:
+    """Write the recipe of a new run; an existing run goes on only with its own."""
+    path = run / RECIPE_FILE
+    if path.exists():
+        differing = differences(resolve(str(path)), recipe)
+        if differing:
+            remedy = "use the run's own recipe or another --run"
+            raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
+    elif processes.first:
+        with atomic_write(path) as file:
+            file.write(to_toml(recipe).encode())
+    processes.wait()
+
+
+def _check_data(recipe: Recipe, dataset: Dataset) -> int:
+    """Check that the data is what the recipe says; returns the number of classes that the network is told."""
+    if recipe.image_shape is not None and dataset.shape != recipe.image_shape:
+        raise TcmError(
+            f"data.path={recipe.data.path} has images of shape {list(dataset.shape)}, and image_shape is "
+            f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
+        )
+    if recipe.conditional and not dataset.classes:
+        raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
+    if recipe.classes is not None and dataset.classes != recipe.classes:
+        raise TcmError(
+            f"data.path={recipe.data.path} has {dataset.classes} classes, and classes={recipe.classes}; correct it"
+        )
+    return dataset.classes if recipe.conditional else 0
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,36 @@
+"""Signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, SLURM's pre-emption signal SIGUSR1."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Whether someone has asked the run to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.by: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.by is not None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: remember it; a second Ctrl-C stops at once."""
+        if self.by is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = signal.Signals(number).name
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """While the block runs, the stop signals are noted and not obeyed."""
+    request = StopRequest()
+    before = {number: signal.signal(number, request.note) for number in STOP_SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,203 @@
+"""One stage's state and one step of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tcm.data.loader import LoadedBatch
+from tcm.data.pixels import to_float
+from tcm.method.averaging import Average
+from tcm.method.objectives import Batch, Losses, Models, Objective
+from tcm.method.streams import SampleStreams, derive_seed
+from tcm.recipes.fields import Stage
+from tcm.recipes.schema import decay_of
+from tcm.training.checkpoint import Position
+from tcm.training.guard import GuardState, Verdict, judge
+from tcm.training.metrics import TIME_BINS
+from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.processes import Processes
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step did, the same in every process."""
+
+    losses: dict[str, float]
+    gradient_norm: float
+    bins: list[float]
+    verdict: Verdict
+    reason: str
+    stop: bool
+
+
+class LossModule(nn.Module):
+    """The objective as a module: one forward pass for each backward pass, as DistributedDataParallel needs it."""
+
+    def __init__(self, objective: Objective, models: Models) -> None:
+        super().__init__()
+        self.student = models.student
+        self.objective, self.models = objective, models
+
+    def forward(self, batch: Batch, step: int, streams: SampleStreams) -> Losses:
+        """The objective's losses."""
+        return self.objective.loss(self.models, batch, step, streams)
+
+
+class Trainer:
+    """The student of a stage with its optimiser, averages, loss scaling and guard.
+
+    All randomness is a function of (seed, stage, retry, step, place in the global batch).
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        objective: Objective,
+        models: Models,
+        processes: Processes,
+        seed: tuple[int, str],
+        bin_edges: Tensor,
+    ) -> None:
+        self.stage, self.objective, self.processes = stage, objective, processes
+        self.seed, self.bin_edges = seed, bin_edges
+        self.student = models.student
+        self.loss: nn.Module = LossModule(objective, models)
+        self.sharded = isinstance(self.student, FSDPModule)
+        if processes.count > 1 and not self.sharded:
+            self.loss = DistributedDataParallel(self.loss, broadcast_buffers=False)
+        self.optimizer = build_optimizer(stage, self.student.parameters())
+        self.averages = [Average(self.student, decay_of(spec)) for spec in stage.averages]
+        self.scaler = GradScaler(
+            processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=stage.precision == "fp16"
+        )
+        self.guard = GuardState()
+        self.retry = 0
+
+    def step(self, step: int, loaded: LoadedBatch, stop: bool = False) -> StepRecord:
+        """One update: loss, backward, clip, optimiser, averages. The guard decides whether it is made."""
+        self.student.network.normalize_weights()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.stage, step)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses, bins, stop = self._backward(step, loaded, stop)
+        self.scaler.unscale_(self.optimizer)
+        gradient_norm = self._clip()
+        self.guard, verdict, reason = judge(self.stage.guard, self.guard, losses["loss"], gradient_norm)
+        if verdict == "good":
+            self.scaler.step(self.optimizer)
+            for average in self.averages:
+                average.update(self.student, step + 1)
+        self.scaler.update()
+        return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
+
+    def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[dict[str, float], list[float], bool]:
+        """Gradients of the global batch's loss; returns its parts, the loss by t, and whether anyone wants to stop."""
+        names: list[str] = []
+        totals = torch.zeros(0)
+        bins = torch.zeros(2 * TIME_BINS)
+        for micro, last in self._micro_batches(loaded):
+            streams = SampleStreams([self._sample_seed(step, place) for place in micro.places], self.processes.device)
+            with self._synchronising(last):
+                with self._autocast():
+                    losses: Losses = self.loss(micro, step, streams)
+                # Every process holds its share of a sum, and the gradients are averaged over processes.
+                torch.autograd.backward(self.scaler.scale(losses.total * self.processes.count))
+            names = ["loss", *losses.parts]
+            share = torch.stack([losses.total.detach(), *losses.parts.values()]).float().cpu()
+            totals = share if len(totals) == 0 else totals + share
+            bins += self._bin(losses)
+        values = torch.cat([totals, bins, torch.tensor([float(stop)])]).to(self.processes.device)
+        *numbers, stops = self.processes.sum(values).tolist()
+        parts = dict(zip(names, numbers, strict=False))
+        return parts, numbers[len(names) :], stops > 0
+
+    def _micro_batches(self, loaded: LoadedBatch) -> Iterator[tuple[Batch, bool]]:
+        size = len(loaded.images) // self.stage.accumulation
+        for index in range(self.stage.accumulation):
+            rows = slice(index * size, (index + 1) * size)
+            told = loaded.labels if self.student.classes else None
+            labels = None if told is None else told[rows].to(self.processes.device)
+            x = to_float(loaded.images[rows].to(self.processes.device))
+            batch = Batch(x, labels, loaded.positions[rows], self.stage.batch)
+            yield batch, index == self.stage.accumulation - 1
+
+    def _sample_seed(self, step: int, place: Tensor) -> int:
+        return derive_seed(*self.seed, self.retry, step, int(place))
+
+    @contextmanager
+    def _synchronising(self, last: bool) -> Iterator[None]:
+        """Exchange gradients only with the last micro-batch."""
+        if isinstance(self.student, FSDPModule):
+            self.student.set_requires_gradient_sync(last)
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            with self.loss.no_sync():
+                yield
+        else:
+            yield
+
+    def _autocast(self) -> torch.autocast:
+        dtype = PRECISIONS[self.stage.precision]
+        return torch.autocast(self.processes.device.type, dtype, enabled=dtype != torch.float32)
+
+    def _bin(self, losses: Losses) -> Tensor:
+        """The sums of the weighted loss by t, then the counts."""
+        where = torch.bucketize(losses.t, self.bin_edges[1:-1])
+        sums = torch.zeros(TIME_BINS).index_add_(0, where, losses.weighted.float().cpu())
+        return torch.cat([sums, torch.bincount(where, minlength=TIME_BINS).float()])
+
+    def _clip(self) -> float:
+        """The norm of the gradient, which is scaled down to the stage's limit if it has one."""
+        parameters = [parameter for parameter in self.student.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if self.stage.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=True)
+        return float(norm)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """While the block runs, the student has the weights of its first average."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        mean = self.averages[0].state_dict()
+        for name, parameter in self.student.named_parameters():
+            current = parameter.detach().clone()
+            parameter.copy_(mean[name])
+            mean[name].copy_(current)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that a checkpoint needs, as views."""
+        out = {f"student.{name}": tensor.detach() for name, tensor in self.student.state_dict().items()}
+        for place, average in enumerate(self.averages):
+            out |= {f"average.{place}.{name}": tensor for name, tensor in average.state_dict().items()}
+        for name, parameter in self.student.named_parameters():
+            state = self.optimizer.state[parameter]
+            out |= {f"optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+        return out
+
+    def position(self, step: int) -> Position:
+        """What a checkpoint needs besides the tensors."""
+        scaler = self.scaler.state_dict() if self.scaler.is_enabled() else {}
+        return Position(step=step, retry=self.retry, guard=self.guard, scaler=scaler)
+
+    def restore(self, position: Position) -> None:
+        """Take up a checkpoint's position; its tensors have been read in place."""
+        self.retry, self.guard = position.retry, position.guard
+        if position.scaler:
+            self.scaler.load_state_dict(dict(position.scaler))

@@ -1,0 +1,270 @@
+"""Published checkpoints into our model format: find the network, name what was found, build the model."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tcm.errors import TcmError
+from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
+from tcm.weights.model import Kind, Model, ModelCard, Provenance
+from tcm.weights.pickles import shown
+from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
+from tcm.weights.reference import left_out, load_denoiser, parse_arguments
+from tcm.weights.torchfiles import read_torch
+
+# Named by the network's first convolution: whatever stands before it is the prefix.
+FIRST_CONVOLUTION = re.compile(r"(?P<prefix>.*?)enc\.(?P<side>\d+)x(?P=side)_conv\.weight")
+PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
+OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
+KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
+CONSISTENCY_CLASSES = {"ECMPrecond"}
+PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+MAX_NESTING = 4
+UNKNOWN_LICENCE = "unknown; ask the publisher"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a checkpoint file holds: tensors under the reference's names, the constructor's arguments, and the rest."""
+
+    described: str
+    prefix: str
+    weights: Mapping[str, Tensor]
+    arguments: Mapping[str, object]
+    licence: str
+    kind: Kind | None = None
+    not_used: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model and the account of how it came about."""
+
+    model: Model
+    found: Found
+    left_out: Mapping[str, str]
+    parameters: int
+
+    @property
+    def precisions(self) -> str:
+        """The number types in the file, such as `float16`."""
+        return ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in self.found.weights.values()}))
+
+
+def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | None = None) -> Imported:
+    """The model in a checkpoint of EDM, EDM2, ECT, TCM or FastGen; nothing in the file is run.
+
+    `kind` says what the weights were trained as where the file does not; a truncated model needs its `t_prime`.
+
+    >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")
+    """
+    found = read_checkpoint(path)
+    chosen = kind or found.kind
+    if chosen is None:
+        raise TcmError(f"{path}: does not say what it was trained as; add --as diffusion, consistency or truncated")
+    if (chosen == "truncated") != (t_prime is not None):
+        raise TcmError(
+            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model alone needs its t', such as 1.0"
+        )
+    if t_prime is not None and not 0.002 < t_prime < 80:
+        raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
+    try:
+        ignored = left_out(found.weights)
+        config, image_shape, classes = parse_arguments(found.arguments)
+        denoiser = load_denoiser(found.weights, found.arguments)
+    except (RuntimeError, ArithmeticError, ValueError) as error:
+        if isinstance(error, TcmError):
+            raise TcmError(f"{path}: {error}") from error
+        raise TcmError(f"{path}: its arguments make no network ({shown(str(error))}); fetch it anew") from error
+    if t_prime is not None:
+        denoiser.t_min = t_prime
+    head = denoiser.uncertainty
+    card = ModelCard(
+        kind=chosen,
+        network=config,
+        image_shape=image_shape,
+        classes=classes,
+        sigma_data=denoiser.sigma_data,
+        t_min=denoiser.t_min,
+        t_max=denoiser.t_max,
+        t_prime=t_prime,
+        uncertainty=head.weight.numel() if head else 0,
+        provenance=Provenance(imported_from=path.name, licence=found.licence),
+    )
+    parameters = sum(parameter.numel() for parameter in denoiser.network.parameters())
+    return Imported(Model(denoiser, card), found, ignored, parameters)
+
+
+def read_checkpoint(path: Path) -> Found:
+    """What a file holds, by its suffix."""
+    match path.suffix:
+        case ".pkl":
+            found = from_modules(read_published(path), path)
+        case ".pth" | ".pt":
+            found = from_state_dict(read_torch(path), path, {})
+        case ".safetensors":
+            found = from_safetensors(path)
+        case other:
+            raise TcmError(f"{path}: suffix {other!r} is not known; give a .pkl, .pth, .pt or .safetensors file")
+    # One tensor under many names could make a small file fill the memory.
+    if sum(tensor.nbytes for tensor in found.weights.values()) > 2 * path.stat().st_size:
+        raise TcmError(f"{path}: its tensors are larger than the file; fetch the file anew")
+    for name, tensor in found.weights.items():
+        if tensor.dtype not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
+            raise TcmError(f"{path}: {name} ({tensor.dtype}) holds what is not a finite number; fetch the file anew")
+    return found
+
+
+def from_modules(content: object, path: Path) -> Found:
+    """The network in a pickle of whole modules: `ema`, or `net` where there is no average."""
+    entries = content if isinstance(content, dict) else {}
+    key = next((key for key in ("ema", "net") if entries.get(key) is not None), None)
+    module = as_module(entries[key]) if key else None
+    if key is None or module is None:
+        raise TcmError(f"{path}: holds no network under `ema` or `net`; give a checkpoint of EDM, EDM2, ECT or TCM")
+    inner_name, network = inner_network(module, path)
+    encoder = as_module(entries.get("encoder"))
+    if encoder and encoder.class_name != "StandardRGBEncoder":
+        raise TcmError(
+            f"{path}: works on the latents of a {shown(encoder.class_name)}, and only images are supported; "
+            "take the 64×64 model"
+        )
+    weights = plainly_named(dict(tensors(entries[key])), path)
+    others = [str(other) for other in entries if other not in (key, "encoder") and entries[other] is not None]
+    not_used = {shown(other): "not part of the network" for other in others}
+    if encoder:
+        not_used["encoder"] = "maps bytes to [-1, 1], as everything here does"
+    return Found(
+        described=f"{key}: {module.class_name} around a {network.class_name}",
+        prefix=f"{inner_name}.",
+        weights=weights,
+        arguments=arguments_of_module(module, network, path),
+        licence=stated_licence(f"{module.source}\n{network.source}", module.class_name),
+        kind=KINDS.get(module.class_name),
+        not_used=not_used,
+    )
+
+
+def inner_network(module: Module, path: Path) -> tuple[str, Module]:
+    """The network inside of a preconditioning, if both are of a kind that we have."""
+    name = shown(module.class_name)
+    if module.class_name in OTHER_PRECONDITIONING:
+        raise TcmError(
+            f"{path}: {name} preconditions differently from EDM (another c_skip, c_out, c_noise), "
+            "and the method needs EDM's; take the EDMPrecond checkpoint of the same data"
+        )
+    if module.class_name not in KINDS.keys() | CONSISTENCY_CLASSES:
+        raise TcmError(
+            f"{path}: the class {name} is not known; if it preconditions as EDM does, save its state dict as "
+            ".safetensors and import that"
+        )
+    inside = submodules(module.state)
+    inner_name = next((name for name in ("model", "unet") if name in inside), None)
+    network = as_module(inside[inner_name]) if inner_name else None
+    if inner_name is None or network is None:
+        raise TcmError(f"{path}: {name} holds no network under `model` or `unet`; fetch the file anew")
+    if network.class_name == "DhariwalUNet":
+        raise TcmError(f"{path}: its network is ADM (DhariwalUNet), which is not supported; DDPM++ and EDM2 are")
+    if network.class_name not in ("SongUNet", "UNet", "EDM2UNet"):
+        raise TcmError(f"{path}: the network {shown(network.class_name)} is not supported; DDPM++ and EDM2 are")
+    return inner_name, network
+
+
+def from_safetensors(path: Path) -> Found:
+    """A state dict in a safetensors file; its metadata may hold the constructor's arguments and a licence."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            names = list(file.keys())
+            weights = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise TcmError(f"{path}: cannot be read ({shown(str(error))}); fetch it anew") from error
+    return from_state_dict(weights, path, metadata)
+
+
+def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) -> Found:
+    """The network in a state dict, which may lie inside of other dicts (FastGen's do) and have any prefix."""
+    networks = {
+        f"{place}{match['prefix']}": (values, match["prefix"])
+        for place, values in state_dicts(content)
+        for name in values
+        if (match := FIRST_CONVOLUTION.fullmatch(name))
+    }
+    averaged = [name for name in networks if "ema" in name]
+    chosen = averaged if len(averaged) == 1 else list(networks)
+    if len(chosen) != 1:
+        several = f"several networks ({', '.join(shown(name) for name in chosen[:4])})" if chosen else "no network"
+        raise TcmError(f"{path}: holds {several}; save the one you want as a state dict of its own")
+    values, prefix = networks[chosen[0]]
+    outside = prefix.removesuffix("model.").removesuffix("unet.")
+    # EDM2's head stands beside the network, not inside of it.
+    weights = {name.removeprefix(prefix): tensor for name, tensor in values.items() if name.startswith(prefix)}
+    heads = (f"{outside}logvar_fourier.", f"{outside}logvar_linear.")
+    weights |= {name.removeprefix(outside): tensor for name, tensor in values.items() if name.startswith(heads)}
+    plain = plainly_named(weights, path)
+    stated = arguments_of_text(metadata, path)
+    told = "arguments in its metadata" if stated else "arguments told from its shapes, dropout unknown"
+    not_used = {shown(name): "another network" for name in networks if name != chosen[0]}
+    beside = [name for name in values if not name.startswith((prefix, *heads))]
+    not_used |= {shown(name): "outside of the network" for name in beside}
+    return Found(
+        described=f"a state dict{f' at {shown(chosen[0])}' if chosen[0] else ''}; {told}",
+        prefix=shown(prefix),
+        weights=plain,
+        arguments=stated or arguments_of_tensors(plain, path),
+        licence=shown(metadata.get("license", UNKNOWN_LICENCE)),
+        not_used=not_used,
+    )
+
+
+def state_dicts(content: object, place: str = "", depth: int = 0) -> list[tuple[str, dict[str, Tensor]]]:
+    """The dicts of tensors inside of dicts, with the names that lead to them."""
+    if not isinstance(content, dict) or depth > MAX_NESTING:
+        return []
+    if any(len(str(name)) > MAX_NAME for name in content):
+        raise TcmError(f"{shown(place)}: a name of more than {MAX_NAME} characters; fetch the file anew")
+    own = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    inside = [
+        found
+        for name, value in content.items()
+        if isinstance(value, dict)
+        for found in state_dicts(value, f"{place}{name}.", depth + 1)
+    ]
+    return [(place, own), *inside] if own else inside
+
+
+def plainly_named(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The same tensors, if there are any and all of their names are plain: they appear in messages later."""
+    strange = next((name for name in weights if not PLAIN_NAME.fullmatch(name)), None)
+    if strange is not None:
+        raise TcmError(f"{path}: a tensor is named {shown(strange)!r}; fetch the file anew")
+    if not weights:
+        raise TcmError(f"{path}: its network has no tensors; fetch the file anew")
+    return weights
+
+
+def stated_licence(source: str, class_name: str) -> str:
+    """The licence that the file itself states: the header of its modules' source, read as text.
+
+    >>> stated_licence("# licensed under a Creative Commons\\n# Attribution-NonCommercial-ShareAlike 4.0", "EDMPrecond")
+    'CC BY-NC-SA 4.0: non-commercial use only'
+    """
+    words = " ".join(source.lower().replace("#", " ").split())
+    if "attribution-noncommercial-sharealike 4.0" in words:
+        return "CC BY-NC-SA 4.0: non-commercial use only"
+    if "nvidia source code license" in words or "nvidia license" in words:
+        return "NVIDIA Source Code License: non-commercial use only"
+    if class_name in CONSISTENCY_CLASSES:
+        return "none stated by the publisher; ask before you use it"
+    return UNKNOWN_LICENCE
+
+
+def parameter_count(count: int) -> str:
+    """55734147 as 55.7 M."""
+    return f"{count / 1e6:.1f} M" if count >= 1e5 else str(math.trunc(count))
