@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcm import PseudoHuber, SquaredL2
+from tcm.errors import TcmError
 from tcm.method.distances import general, inverse_c_out_squared, inverse_delta, uniform
 
 
@@ -33,6 +34,11 @@ def test_gradient_of_pseudo_huber_is_bounded_by_one(c: float, size: float) -> No
     x = torch.full((1, 1, 1, 1), size, requires_grad=True)
     PseudoHuber(c)(x, torch.zeros(1, 1, 1, 1)).sum().backward()
     assert float(x.grad) == pytest.approx(size / (size**2 + c**2) ** 0.5, rel=1e-4)
+
+
+def test_pseudo_huber_without_c_is_refused() -> None:
+    with pytest.raises(TcmError, match="c=0"):
+        PseudoHuber(0)
 
 
 def test_weightings_are_omega_over_delta() -> None:
