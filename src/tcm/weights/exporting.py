@@ -19,7 +19,7 @@ def export_state_dict(model: Model, path: Path) -> int:
     bit for bit.
 
     >>> export_state_dict(tcm.load("edm-cifar10"), Path("edm-cifar10.safetensors"))
-    428
+    424
     """
     if path.exists():
         raise TcmError(f"{path} exists; give another name with --out")
