@@ -14,6 +14,12 @@ settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=5
 settings.load_profile("tcm")
 torch.set_num_threads(1)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Turn our warnings into errors; in pyproject.toml the filter would import tcm before its coverage is measured."""
+    config.addinivalue_line("filterwarnings", "error::tcm.errors.TcmWarning")
+
+
 GOLDEN = Path(__file__).parent / "golden"
 Golden = tuple[dict[str, Tensor], dict[str, object]]
 

@@ -30,6 +30,8 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
     parts, siblings = _walk(model, first["loc"])
     key = ".".join(parts[1:] if parts[:1] == ["stages"] and len(parts) > 1 else parts)
     match first["type"]:
+        case "json_invalid":
+            problem = first["msg"]
         case "extra_forbidden":
             near = get_close_matches(parts[-1], siblings, 1)
             advice = f"did you mean {near[0]!r}?" if near else "remove it or correct its spelling"
@@ -39,7 +41,7 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
         case "union_tag_not_found" | "union_tag_invalid":
             problem = _describe_tag(key, first["input"], first["ctx"])
         case "model_type" | "model_attributes_type" | "dict_type":
-            problem = f"{key}={first['input']!r} must be a table of keys"
+            problem = f"{key or 'the whole'}={first['input']!r} must be a table of keys"
         case "value_error":
             value = "" if isinstance(first["input"], dict) else f"{key}={first['input']!r}: "
             problem = value + first["msg"].removeprefix("Value error, ")
