@@ -35,6 +35,8 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
     key = "".join(parts[1:] if parts[:1] == [".stages"] and len(parts) > 1 else parts).removeprefix(".")
     value = first["input"]
     match first["type"]:
+        case "json_invalid":
+            problem = first["msg"]
         case "extra_forbidden":
             near = get_close_matches(str(first["loc"][-1]), siblings, 1, cutoff=0.75)
             advice = f"did you mean {near[0]!r}?" if near else "remove it or correct its spelling"

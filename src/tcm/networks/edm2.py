@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tcm.errors import TcmError
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.layers import (
     BlockPlan,
@@ -145,11 +144,6 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
-        if channels % heads:
-            raise TcmError(
-                f"{channels} channels cannot be shared by {heads} attention heads; choose channels and channel_mult "
-                f"such that levels with attention have a multiple of {CHANNELS_PER_HEAD} channels"
-            )
         self.heads = heads
         self.qkv = MPConv(channels, 3 * channels, 1)
         self.proj = MPConv(channels, channels, 1)

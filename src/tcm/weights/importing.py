@@ -61,7 +61,7 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
 
     `kind` says what the weights were trained as where the file does not; a truncated model needs its `t_prime`.
 
-    >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")
+    >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")  # doctest: +SKIP
     """
     found = read_checkpoint(path)
     chosen = kind or found.kind

@@ -346,7 +346,7 @@ def read_pickle(data: memoryview, constructors: Mapping[str, Constructor], name:
     >>> read_pickle(memoryview(b"\\x80\\x04cos\\nsystem\\n."), {}, "evil.pkl")
     Traceback (most recent call last):
     ...
-    tcm.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run
+    tcm.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run...
     """
     machine = Machine(data, constructors)
     try:

@@ -35,7 +35,7 @@ class Module:
 def read_published(path: Path) -> object:
     """The value in a module pickle, as plain values, tensors and inert records; nothing in it is run.
 
-    >>> as_module(read_published(Path("edm-cifar10-32x32-uncond-vp.pkl"))["ema"]).class_name
+    >>> as_module(read_published(Path("edm-cifar10-32x32-uncond-vp.pkl"))["ema"]).class_name  # doctest: +SKIP
     'EDMPrecond'
     """
     mapped = map_file(path)
