@@ -57,14 +57,14 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
     if isinstance(stage, TruncatedStage) and isinstance(objective, TruncatedConsistency):
         frozen = sources.model(f"{name}.frozen", stage.frozen)
         _check_fits(f"{name}.frozen={stage.frozen}", frozen.card, card)
-        _check_frozen_range(name, objective, frozen.card)
+        _check_frozen(name, objective, frozen.card)
     if isinstance(stage, PairsStage) and stage.teacher is not None:
         teacher = sources.model(f"{name}.teacher", stage.teacher)
         _check_teacher(f"{name}.teacher={stage.teacher}", teacher.card, card)
     return StageModels(student, frozen, teacher)
 
 
-def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int, data_hash: str) -> ModelCard:
+def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int) -> ModelCard:
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
     t_min, t_max = time_range(recipe, stage)
@@ -80,7 +80,7 @@ def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classe
         t_prime=t_min if truncated else None,
         second_time=recipe.second_time,
         uncertainty=recipe.uncertainty if isinstance(stage, DiffusionStage) else 0,
-        provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps, data=data_hash),
+        provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps),
     )
 
 
@@ -111,7 +111,12 @@ def _check_fits(what: str, given: ModelCard, wanted: ModelCard) -> None:
             raise TcmError(f"{what} has {field} {found}, and this recipe needs {needed}; make them the same")
 
 
-def _check_frozen_range(name: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
+def _check_frozen(name: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
+    if frozen.kind == "diffusion":
+        raise TcmError(
+            f"{name}.frozen is a diffusion model, and a consistency model is needed below t_prime; train a consistency "
+            f"stage first"
+        )
     t = torch.tensor([objective.t_prime], dtype=torch.float64)
     earliest = float(t - objective.pairs.curriculum.delta(t, 0))
     if not frozen.t_min <= earliest or not objective.t_prime <= frozen.t_max:
@@ -129,3 +134,5 @@ def _check_teacher(what: str, teacher: ModelCard, wanted: ModelCard) -> None:
             f"{what} makes images {teacher.image_shape} of {teacher.classes} classes, and this recipe "
             f"{wanted.image_shape} of {wanted.classes}; name another"
         )
+    if teacher.t_max < wanted.t_max:
+        raise TcmError(f"{what} is defined up to t_max={teacher.t_max:g}, below {wanted.t_max:g}; lower t_max")

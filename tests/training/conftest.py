@@ -1,0 +1,21 @@
+"""Processes to train in, and one finished run that several tests look at."""
+
+from pathlib import Path
+
+import pytest
+from launching import Launcher, tiny
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    """Starts `tcm` in processes of its own."""
+    return Launcher(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all three stages that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("finished")
+    code, text = Launcher(folder).run("train", "digits", *tiny(), "--run", str(folder / "run"))
+    assert code == 0, text
+    return folder / "run"
