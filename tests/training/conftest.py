@@ -1,9 +1,13 @@
 """Processes to train in, and one finished run that several tests look at."""
 
+import logging
 from pathlib import Path
 
 import pytest
 from launching import Launcher, tiny
+
+# Distributed checkpoints log each tensor; pytest would keep it all.
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`tcm` in processes of its own, to be killed, signalled and counted; a fork server spares each its seconds of imports."""
+"""`tcm` in processes of its own, to be killed and signalled; a fork server spares each the seconds of its imports."""
 
 import json
 import multiprocessing
@@ -22,7 +22,7 @@ FOLDERS = ("0-diffusion", "1-consistency", "2-truncated")
 TIMINGS = ("images_per_second", "memory")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+_CONTEXT.set_forkserver_preload(["tcm.cli", "torch._dynamo"])
 
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:
@@ -30,7 +30,7 @@ def tiny(steps: int = 12, *overrides: str) -> list[str]:
     network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2"]
     words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=6"]
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
-    ours = [*network, *stages, "diffusion.warmup=2", "consistency.ratio_every=4"]
+    ours = [*network, *stages, "diffusion.warmup=1", "consistency.ratio_every=4"]
     replaced = {override.partition("=")[0] for override in overrides}
     return [word for word in ours if word.partition("=")[0] not in replaced] + list(overrides)
 
@@ -138,7 +138,7 @@ def fingerprint(run: Path) -> dict[str, bytes]:
     files = sorted([*run.glob("*/model/*"), *run.glob("*/samples/*.png")])
     found = {str(file.relative_to(run)): file.read_bytes() for file in files}
     # The order of the words in the states' headers is arbitrary, so their tensors are compared.
-    for file in sorted(run.glob("*/state/*/*.safetensors")):
+    for file in sorted(run.glob("*/state/step-*/*.safetensors")):
         tensors = load_file(file).items()
         found |= {f"{file.relative_to(run)} {name}": tensor.numpy().tobytes() for name, tensor in tensors}
     return found

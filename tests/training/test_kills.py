@@ -33,7 +33,7 @@ def test_killed_again_and_again(launcher: Launcher, finished: Path, tmp_path: Pa
         hits[aim] += 1
     code, text = launcher.run(*commands)
     assert code == 0, text
-    assert hits["writing a checkpoint"] and hits["saving a model"]
+    assert min(hits["writing a checkpoint"], hits["saving a model"]) > 0
     assert fingerprint(run) == fingerprint(finished)
     for folder in ("0-diffusion", "1-consistency", "2-truncated"):
         logged = lines(run / folder)

@@ -11,6 +11,7 @@ from tcm.data.pixels import to_float, to_uint8
 from tcm.devices import peak_memory
 from tcm.errors import TcmError
 from tcm.method.objectives import Consistency, TruncatedConsistency
+from tcm.method.preconditioning import c_skip
 from tcm.recipes.fields import ConsistencyStage
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile, Tracker, Window
@@ -22,7 +23,8 @@ from tcm.weights import Model, ModelCard
 
 SAMPLES = 64
 COLLAPSE = 0.02
-"""One-step samples that vary less than this fraction of the data's variation are a collapse."""
+"""One-step samples that vary less than this fraction of the data's variation, beyond what c_skip passes of the noise,
+are a collapse."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Fit:
         """Train to the last step; false if a signal asked to stop before it, with all that is needed to go on saved."""
         stage = self.trainer.stage
         step = self._start()
-        batches, window = self.batches.starting_at(step), Window()
+        batches, window, returns = self.batches.starting_at(step), Window(), 0
         while step < stage.steps:
             record = self.trainer.step(step, next(batches), bool(stop))
             step += 1
@@ -53,7 +55,8 @@ class Fit:
             else:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
-                step = self._go_back(record)
+                returns += 1
+                step = self._go_back(record, returns)
                 batches, window = self.batches.starting_at(step), Window()
                 continue
             if (step % stage.log_every == 0 or done) and window.steps:
@@ -62,7 +65,8 @@ class Fit:
             if self._samples_at(step):
                 self._sample(step)
             if done or record.stop or self._checkpoint_at(step):
-                self._save(step, record.stop)
+                self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
+                returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
                 return False
@@ -87,15 +91,15 @@ class Fit:
         self.progress.begin(step)
         return step
 
-    def _go_back(self, record: StepRecord) -> int:
-        """Return to the newest checkpoint with other noise; after too many returns, say what to change."""
+    def _go_back(self, record: StepRecord, returns: int) -> int:
+        """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
         retry, skipped = trainer.retry + 1, trainer.guard.skipped
         newest = self.checkpoints.newest().path
         with trainer.processes.agreeing():
             if newest is None:
                 raise TcmError(f"{self.checkpoints.folder} has no whole checkpoint to go back to; start the stage anew")
-            if retry > guard.retries:
+            if returns > guard.retries:
                 raise TcmError(
                     f"training does not recover: {record.reason}, {guard.patience} times in a row, also after "
                     f"{guard.retries} returns to {newest}; {self._remedy()}"
@@ -118,11 +122,6 @@ class Fit:
     def _checkpoint_at(self, step: int) -> bool:
         """At each interval, but not while updates are being skipped: a checkpoint to go back to is a good one."""
         return step % self.trainer.stage.checkpoint_every == 0 and self.trainer.guard.in_a_row == 0
-
-    def _save(self, step: int, stop: bool) -> None:
-        if not stop:
-            self.trainer.retry = 0  # the step after which there was trouble is behind
-        self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
 
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
@@ -157,8 +156,10 @@ class Fit:
         self.progress.say(f"step {step}: samples in {path}")
         spread = float(images.std(0).mean())
         self._write({"step": step, "spread": spread})
-        of_data = float(to_float(torch.as_tensor(self.batches.at(0).images)).std(0).mean())
-        if self.card.kind != "diffusion" and spread < COLLAPSE * of_data:
+        of_data = float(to_float(self.batches.at(0).images).std(0).mean())
+        T = torch.tensor(self.card.t_max)
+        of_noise = float(c_skip(T, self.card.sigma_data) * T)
+        if self.card.kind != "diffusion" and spread < of_noise + COLLAPSE * of_data:
             remedy = "raise boundary_weight or boundary_fraction" if self.card.kind == "truncated" else "train longer"
             self._event(step, "collapse", f"one-step samples hardly differ (spread {spread:.2g}); {remedy}")
 

@@ -123,6 +123,6 @@ def _device(name: str | None, local_rank: int) -> torch.device:
     if device.index is None:
         device = torch.device(device.type, local_rank)
     if str(device) not in available_devices():
-        raise TcmError(f"device={device} does not exist here; use one of {', '.join(available_devices())}")
+        raise TcmError(f"device={name or device} does not exist here; use one of {', '.join(available_devices())}")
     torch.accelerator.set_device_index(device.index)
     return device

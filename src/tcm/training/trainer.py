@@ -73,7 +73,7 @@ class Trainer:
         self.loss: nn.Module = LossModule(objective, models)
         self.sharded = isinstance(self.student, FSDPModule)
         if processes.count > 1 and not self.sharded:
-            self.loss = DistributedDataParallel(self.loss, broadcast_buffers=False)
+            self.loss = DistributedDataParallel(self.loss)
         self.optimizer = build_optimizer(stage, self.student.parameters())
         self.averages = [Average(self.student, decay_of(spec)) for spec in stage.averages]
         self.scaler = GradScaler(
