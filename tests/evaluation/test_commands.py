@@ -50,7 +50,7 @@ def run(*arguments: object) -> str:
 
 
 def under_torchrun(*arguments: object) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm.cli"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *map(str, arguments)], check=True, env=environment, timeout=180, capture_output=True)
 
