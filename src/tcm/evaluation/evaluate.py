@@ -25,9 +25,9 @@ Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
-def needs_features(metrics: Sequence[Metric]) -> bool:
-    """Whether a metric looks at single images and not only at their statistics."""
-    return any(metric != "fid" for metric in metrics)
+def needs_reference_features(metrics: Sequence[Metric]) -> bool:
+    """Whether a metric looks at single images of the reference and not only at their statistics."""
+    return "kid" in metrics or "precision-recall" in metrics
 
 
 def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
@@ -52,9 +52,10 @@ def evaluate(
     >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value
     """
     check_detector(reference.detector, metrics)
-    if reference.features is None and {"kid", "precision-recall"} & set(metrics):
+    if reference.features is None and needs_reference_features(metrics):
         raise TcmError(f"{reference.name} holds no features, which KID, precision and recall need; give a data set")
-    observed = observe(images, reference.detector, needs_features(metrics), processes)
+    keep = any(metric != "fid" for metric in metrics)
+    observed = observe(images, reference.detector, keep, processes)
     measurement = Measurement(subject, reference, observed.count)
     return [score for metric in metrics for score in _measure(metric, observed, measurement)]
 
