@@ -116,8 +116,7 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         if isinstance(source, Pictures):
             self.count, self.labels = len(source.names), source.labels
         else:
-            self.count = source.count
-            self.labels = None if source.labels is None else Labels(source.labels, source.class_names)
+            self.count, self.labels = source.count, source.named_labels
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
