@@ -1,5 +1,6 @@
 """What a user can fix: the field, the value, the remedy."""
 
+import re
 from difflib import get_close_matches
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
@@ -26,36 +27,50 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
 
     With the validated `model`, the key is named as the user wrote it and a misspelt one meets its nearest neighbour.
     """
-    first = error.errors()[0]
+    errors = error.errors()
+    # A misspelt key is often missed under its right name too: the misspelling is what helps.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     parts, siblings = _walk(model, first["loc"])
-    key = ".".join(parts[1:] if parts[:1] == ["stages"] and len(parts) > 1 else parts)
+    # A stage's key is named as on the command line.
+    key = "".join(parts[1:] if parts[:1] == [".stages"] and len(parts) > 1 else parts).removeprefix(".")
+    value = first["input"]
     match first["type"]:
+        case "json_invalid":
+            problem = first["msg"]
         case "extra_forbidden":
-            near = get_close_matches(parts[-1], siblings, 1)
+            near = get_close_matches(str(first["loc"][-1]), siblings, 1, cutoff=0.75)
             advice = f"did you mean {near[0]!r}?" if near else "remove it or correct its spelling"
             problem = f"{key} is not a known key; {advice}"
         case "missing":
             problem = f"{key} is missing; add it"
         case "union_tag_not_found" | "union_tag_invalid":
-            problem = _describe_tag(key, first["input"], first["ctx"])
+            problem = _describe_tag(key, value, first["ctx"])
         case "model_type" | "model_attributes_type" | "dict_type":
-            problem = f"{key}={first['input']!r} must be a table of keys"
+            problem = f"{key}={value!r} must be a table of keys"
+        case "tuple_type":
+            problem = f"{key}={value!r} must be a list, in brackets"
+        case "string_type":
+            problem = f'{key}={value!r} must be text; put it in quotes: "{value}"'
+        case "int_type" if isinstance(value, float) and value.is_integer():
+            problem = f"{key}={value!r} must be an integer; write {int(value)}"
         case "value_error":
-            value = "" if isinstance(first["input"], dict) else f"{key}={first['input']!r}: "
-            problem = value + first["msg"].removeprefix("Value error, ")
+            problem = ("" if isinstance(value, dict) else f"{key}={value!r}: ") + str(first["ctx"]["error"])
         case _:
-            problem = f"{key}={first['input']!r}: {first['msg'].replace('Input should', 'must')}"
+            problem = f"{key}={value!r} {_MUST.sub('must', first['msg']).replace(' after validation', '')}"
     return TcmError(f"{source}: {problem}")
+
+
+_MUST = re.compile(r"^\w+ should(?= )")
 
 
 def _describe_tag(key: str, given: dict[str, Any], context: dict[str, Any]) -> str:
     tag = context["discriminator"].strip("'")
     expected = context.get("expected_tags")
-    return f"{key}.{tag}={given[tag]!r}: must be one of {expected}" if expected else f"{key}.{tag} is missing; add it"
+    return f"{key}.{tag}={given[tag]!r} must be one of {expected}" if expected else f"{key}.{tag} is missing; add it"
 
 
 def _walk(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
-    """The written keys of a pydantic location, without the tags of unions, and the keys that exist beside the last."""
+    """A pydantic location as it is written, without the tags of unions, and the keys that exist beside the last."""
     parts: list[str] = []
     siblings: list[str] = []
     here: Any = model
@@ -69,7 +84,7 @@ def _walk(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[li
         elif any(_has_tag(choice, part) for choice in get_args(here)):
             here = next(choice for choice in get_args(here) if _has_tag(choice, part))
             continue
-        parts.append(str(part))
+        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}")
     return parts, siblings
 
 

@@ -10,6 +10,8 @@ from rich.markup import escape
 
 from tcm.cli import data, recipes
 from tcm.cli.doctor import doctor
+from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.weights import export_weights, import_weights
 from tcm.errors import TcmError
@@ -40,6 +42,9 @@ def root(
 
 
 app.command()(train)
+app.command()(sample)
+app.command("eval")(evaluation)
+app.command("times")(best_times)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(doctor)

@@ -13,6 +13,8 @@ from tcm.recipes.cost import ASSUMPTION, Cost, estimate
 from tcm.recipes.resolve import resolve, shipped, to_toml
 from tcm.recipes.schema import Recipe
 
+HOURS = f"GPU-hours: predicted for {ASSUMPTION}."
+
 app = typer.Typer(help="List the recipes, or show one in full.")
 
 
@@ -22,9 +24,8 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         console = Console(highlight=False)
         console.print(overview())
-        console.print(
-            f"Memory: the state, plus what each image of a micro-batch adds. GPU-hours: prediction for {ASSUMPTION}."
-        )
+        console.print("Memory: the run's state, and what each image of a micro-batch adds to it.")
+        console.print(HOURS)
         console.print("`tcm recipes show NAME` prints a recipe in full.")
 
 
@@ -42,14 +43,13 @@ def overview() -> Table:
     rows = [(recipe, list(stage_costs(recipe).values())) for recipe in map(resolve, shipped())]
     table = Table(title="Recipes (memory and GPU-hours are estimates)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify = "left"
-    for column in ("recipe", "params", "images", "stages: batch×steps", "memory", "GPU-h"):
-        table.add_column(column, justify="right" if column in ("params", "GPU-h") else "left", no_wrap=True)
+    for column in ("recipe", "network", "stages: batch×steps", "memory", "GPU-h"):
+        table.add_column(column, justify="right" if column == "GPU-h" else "left", no_wrap=True)
     for recipe, costs in sorted(rows, key=lambda row: gpu_hours(row[1])):
         largest = max(costs, key=lambda cost: cost.memory.state)
         table.add_row(
             escape(recipe.name),
-            millions(largest.parameters),
-            "×".join(map(str, recipe.image_shape or ())),
+            f"{millions(largest.parameters)}\n{'×'.join(map(str, recipe.image_shape or ()))}",
             "\n".join(f"{name} {stage.batch}×{thousands(stage.steps)}" for name, stage in recipe.stages.items()),
             f"{size(largest.memory.state)}\n+ {size(largest.activations_per_image)}/image",
             amount(gpu_hours(costs)),
@@ -69,18 +69,22 @@ def gpu_hours(costs: Iterable[Cost]) -> float:
 
 def cost_table(recipe: Recipe) -> Table:
     """What each stage of a recipe costs: for a dry run."""
-    table = Table(title=f"{escape(recipe.name)}: cost of a step (estimate)", title_justify="left")
-    for column in ("stage", "parameters", "FLOPs per step", "memory per step", "of it activations", "GPU-hours"):
+    title = f"{escape(recipe.name)}: cost of each stage, estimates"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for name, cost in stage_costs(recipe).items():
         table.add_row(
             name,
             millions(cost.parameters),
             f"{cost.step_flops:.3g}",
+            size(cost.memory.state),
+            f"+ {size(cost.activations_per_image)}",
             size(cost.memory.total),
-            size(cost.memory.activations),
             amount(cost.gpu_hours),
         )
+    table.caption = f"Memory: the state, what each image adds, and both for the whole batch on one device. {HOURS}"
+    table.caption_justify = "left"
     return table
 
 
@@ -105,9 +109,11 @@ def thousands(count: int) -> str:
 def amount(hours: float) -> str:
     """A predicted number of hours, to two digits.
 
-    >>> amount(0.01234), amount(1234.5)
-    ('0.012', '1,200')
+    >>> amount(0.0001), amount(0.01234), amount(1234.5)
+    ('<0.01', '0.012', '1,200')
     """
+    if hours < 0.01:
+        return "<0.01"
     return f"{float(f'{hours:.2g}'):,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
@@ -117,4 +123,6 @@ def size(count: int) -> str:
     >>> size(1_500_000), size(22_400_000_000)
     ('1.5 MB', '22.4 GB')
     """
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+    return (
+        f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.2g} MB" if count < 1e7 else f"{count / 1e6:.0f} MB"
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tcm.errors import TcmError
 from tcm.method.preconditioning import c_out
 
 
@@ -18,6 +19,12 @@ class PseudoHuber:
     """
 
     c: float
+
+    def __post_init__(self) -> None:
+        if not self.c > 0:
+            raise TcmError(
+                f"c={self.c} must lie above 0, or equal images have no gradient; use a small one such as 1e-8"
+            )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         # The same as √(‖·‖² + c²) − c, without its cancellation where the distance is far below c.

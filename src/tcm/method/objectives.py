@@ -153,15 +153,16 @@ class Pairs:
 def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
     """f_{θ,θ0⁻}^trunc(x, t) = f_θ(x, t) 1{t ≥ t'} + f_θ0⁻(x, t) 1{t < t'}. TCM Eq. 5.
 
-    Each sample goes through one network only, with its own dropout masks.
+    Each sample goes through one network only, with its own dropout masks. A network is called even for no sample:
+    where its weights are shared among processes, each of them has to take part.
     """
     early = t < t_prime
     out = torch.empty_like(x)
     for f, rows in ((models.frozen, early.nonzero()[:, 0]), (models.student, (~early).nonzero()[:, 0])):
-        if len(rows) == 0:
-            continue
         if f is None:
-            raise TcmError(f"t_prime={t_prime} needs the stage-1 model, and models.frozen is None; pass it as frozen")
+            if len(rows):
+                raise TcmError(f"t_prime={t_prime} needs the stage-1 model, and models.frozen is None; pass it")
+            continue
         here = rows.to(x.device)
         labels = None if draw.labels is None else draw.labels[here]
         masks = None if draw.masks is None else [mask[here] for mask in draw.masks]
@@ -241,9 +242,8 @@ class TruncatedConsistency:
         return N_B
 
     def is_boundary(self, batch: Batch) -> Tensor:
-        """Which of these samples are boundary samples: N_B places spread evenly over the global batch."""
-        N_B = self.boundary_count(batch.B)
-        return (batch.places + 1) * N_B // batch.B > batch.places * N_B // batch.B
+        """Which of these samples are boundary samples: the first N_B of the global batch. TCM Algorithm 1."""
+        return batch.places < self.boundary_count(batch.B)
 
 
 def _draw(times: TimeDistribution, models: Models, batch: Batch, streams: SampleStreams) -> Draw:

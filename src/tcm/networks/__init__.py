@@ -20,7 +20,7 @@ def build_network(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int
 
     >>> network = build_network(DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1), (1, 8, 8), classes=0)
     >>> sum(parameter.numel() for parameter in network.parameters())
-    143681
+    180193
     """
     check_network(config, image_shape)
     match config:

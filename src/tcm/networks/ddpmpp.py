@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
-        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, -1).unbind(3)
+        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, x.shape[2] * x.shape[3]).unbind(3)
         return (x + self.proj(attend(q, k, v).reshape(x.shape))) * sqrt(0.5)
 
 
@@ -130,9 +130,7 @@ def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
-    """Up to 32 groups of at least 4 channels: EDM's rule, and the next lower divisor where that divides nothing."""
-    most = max(1, min(32, channels // 4))
-    return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if channels % groups == 0), channels, eps=1e-6)
+    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
 
 
 def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:

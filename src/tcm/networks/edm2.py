@@ -1,6 +1,6 @@
 """EDM2: a magnitude-preserving U-Net. 280.2 M parameters (S) at 192 channels, 1119.3 M (XL) at 384."""
 
-from math import sqrt
+from math import prod, sqrt
 from typing import Literal
 
 import torch
@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tcm.errors import TcmError
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.layers import (
     BlockPlan,
@@ -145,18 +144,13 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
-        if channels % heads:
-            raise TcmError(
-                f"{channels} channels cannot be shared by {heads} attention heads; choose channels and channel_mult "
-                f"such that levels with attention have a multiple of {CHANNELS_PER_HEAD} channels"
-            )
         self.heads = heads
         self.qkv = MPConv(channels, 3 * channels, 1)
         self.proj = MPConv(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
-        qkv = self.qkv(x).reshape(len(x), self.heads, x.shape[1] // self.heads, 3, -1)
+        qkv = self.qkv(x).reshape(len(x), self.heads, x.shape[1] // self.heads, 3, x.shape[2] * x.shape[3])
         q, k, v = normalize(qkv, dims=(2,)).unbind(3)
         return self.proj(attend(q, k, v).reshape(x.shape))
 
@@ -204,7 +198,7 @@ class FourierFeatures(nn.Module):
 def normalize(x: Tensor, dims: tuple[int, ...], eps: float = 1e-4) -> Tensor:
     """x divided by its root mean square over `dims`."""
     norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32)
-    return x / torch.add(eps, norm, alpha=sqrt(norm.numel() / x.numel())).to(x.dtype)
+    return x / torch.add(eps, norm, alpha=1 / sqrt(prod(x.shape[dim] for dim in dims))).to(x.dtype)
 
 
 def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:

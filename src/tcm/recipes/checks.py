@@ -30,19 +30,23 @@ def check_whole(recipe: RecipeFields) -> None:
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(RecipeFields.model_fields):
             raise TcmError(
-                f"stages.{name} cannot be a stage's name; use another one of lower-case letters, digits, - and _"
+                f"{name!r} cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
             )
     if recipe.image_shape is not None:
         check_network(recipe.network, recipe.image_shape)
     diffusion = [name for name, stage in recipe.stages.items() if isinstance(stage, DiffusionStage)]
     if recipe.uncertainty and not diffusion:
         raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage, and there is none; set it to 0")
+
+
+def check_second_time(recipe: RecipeFields) -> None:
+    """The second of two sampling steps must lie where the last model is defined."""
     truncated = [(name, stage) for name, stage in recipe.stages.items() if isinstance(stage, TruncatedStage)]
     low, why = (truncated[-1][1].t_prime, f"{truncated[-1][0]}.t_prime") if truncated else (recipe.t_min, "t_min")
     if not low <= recipe.second_time < recipe.t_max:
         raise TcmError(
-            f"second_time={recipe.second_time} must lie between {why}={low} and t_max={recipe.t_max}, "
-            f"where the last model is defined; use at least {low}"
+            f"second_time={recipe.second_time} must be at least {why}={low} and below t_max={recipe.t_max}, "
+            f"where the last model is defined; change one of them"
         )
 
 
@@ -128,11 +132,12 @@ def _check_labels(recipe: RecipeFields, name: str, stage: Stage) -> None:
 
 
 def _check_init(recipe: RecipeFields, name: str, stage: Stage) -> None:
+    before = stages_before(recipe, name)
     if stage.init == "previous":
         return
     if stage.init != "scratch":
-        _check_reference(recipe, name, "init", stage.init, ("previous", "scratch"))
-    elif isinstance(stage, TruncatedStage) and not stages_before(recipe, name):
+        _check_reference(recipe, name, "init", stage.init, [*before, "previous", "scratch"])
+    elif isinstance(stage, TruncatedStage) and not before:
         raise TcmError(
             f"{name}.init='scratch': a truncated stage goes on from a consistency model; put a consistency stage "
             f"before it, or use init='previous' and give a model with --init"
@@ -142,12 +147,8 @@ def _check_init(recipe: RecipeFields, name: str, stage: Stage) -> None:
 def _check_teacher(recipe: RecipeFields, name: str, stage: PairsStage) -> None:
     if stage.teacher is None or stage.teacher == "init":
         return
-    _check_reference(recipe, name, "teacher", stage.teacher, ("init", UNSET))
-    teacher = recipe.stages.get(stage.teacher)
-    if teacher is not None and not isinstance(teacher, DiffusionStage):
-        raise TcmError(
-            f"{name}.teacher={stage.teacher!r} is a {teacher.objective} stage; only a diffusion model can be a teacher"
-        )
+    diffusion = [other for other in stages_before(recipe, name) if isinstance(recipe.stages[other], DiffusionStage)]
+    _check_reference(recipe, name, "teacher", stage.teacher, [*diffusion, "init", UNSET])
 
 
 def _check_boundary(name: str, stage: TruncatedStage) -> None:
@@ -164,15 +165,16 @@ def _check_frozen(recipe: RecipeFields, name: str, stage: TruncatedStage) -> Non
     source = before[-1] if stage.frozen == "previous" and before else stage.frozen
     if source == "previous":
         return
-    _check_reference(recipe, name, "frozen", source, ("previous",))
+    consistency = [other for other in before if isinstance(recipe.stages[other], PairsStage)]
+    if stage.frozen == "previous" and source not in consistency:
+        raise TcmError(
+            f"{name}.frozen='previous' is the {recipe.stages[source].objective} stage {source!r}, and a consistency "
+            f"model is needed below t_prime; put a consistency stage before {name!r}"
+        )
+    _check_reference(recipe, name, "frozen", source, [*consistency, "previous"])
     frozen = recipe.stages.get(source)
     if frozen is None:
         return
-    if isinstance(frozen, DiffusionStage):
-        raise TcmError(
-            f"{name}.frozen={stage.frozen!r} is the diffusion stage {source!r}, and a consistency model is needed "
-            f"below t_prime; put a consistency stage before {name!r}"
-        )
     t_prime = torch.tensor(stage.t_prime, dtype=torch.float64)
     delta = Curriculum(d=0, limit=stage.ratio_limit, k=stage.ratio_k).delta(t_prime, 0)
     lowest = float(t_prime - delta)
@@ -184,14 +186,16 @@ def _check_frozen(recipe: RecipeFields, name: str, stage: TruncatedStage) -> Non
         )
 
 
-def _check_reference(recipe: RecipeFields, name: str, key: str, value: str, others: tuple[str, ...]) -> None:
-    """A name without a slash must be an earlier stage."""
-    before = stages_before(recipe, name)
-    if value in before or "/" in value or "\\" in value:
+def _check_reference(recipe: RecipeFields, name: str, key: str, value: str, choices: list[str]) -> None:
+    """A name without a slash must be one of the choices."""
+    if value in choices or "/" in value or "\\" in value:
         return
-    choices = [*before, *others]
+    one_of = f"use one of: {', '.join(choices)}"
+    if value in stages_before(recipe, name):
+        kind = recipe.stages[value].objective
+        raise TcmError(f"{name}.{key}={value!r} is a {kind} stage, which cannot be a {key} model; {one_of}")
     if value in recipe.stages:
-        raise TcmError(f"{name}.{key}={value!r} does not come before {name!r}; use one of: {', '.join(choices)}")
+        raise TcmError(f"{name}.{key}={value!r} does not come before {name!r}; {one_of}")
     near = get_close_matches(value, choices, 1)
-    advice = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(choices)}"
+    advice = f"did you mean {near[0]!r}?" if near else one_of
     raise TcmError(f"{name}.{key}={value!r} is no earlier stage; {advice} (a model folder needs a slash: ./{value})")

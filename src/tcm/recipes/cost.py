@@ -35,11 +35,12 @@ class Memory:
     averages: int
     frozen: int
     teacher: int
+    kept_once: int
     activations: int
 
     @property
     def state(self) -> int:
-        """All but the activations: what does not depend on the batch."""
+        """All but the activations: what does not depend on the batch; `kept_once` are EDM2's normalised weights."""
         return self.total - self.activations
 
     @property
@@ -86,7 +87,8 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         averages=len(stage.averages) * weights,
         frozen=frozen,
         teacher=weights if distils else 0,
-        activations=(network.saved_once + network.saved_per_image * micro_batch) // half,
+        kept_once=network.saved_once // half,
+        activations=network.saved_per_image // half * micro_batch,
     )
     seconds = stage.steps * step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION)
     return Cost(
@@ -140,19 +142,16 @@ def _measure(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int
             labels = torch.zeros(batch, dtype=torch.long) if classes else None
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), labels, masks if config.dropout else None)
 
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
+        one, two = _SavedBytes(parameters), _SavedBytes(parameters)
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(one.pack, lambda tensor: tensor):
             forward(1)
-        saved = []
-        for batch in (1, 2):
-            kept = _SavedBytes(parameters)
-            with saved_tensors_hooks(kept.pack, lambda tensor: tensor):
-                forward(batch)
-            saved.append(kept.total())
-    per_image = saved[1] - saved[0]
+        with saved_tensors_hooks(two.pack, lambda tensor: tensor):
+            forward(2)
+    per_image = two.total() - one.total()
     return _NetworkCost(
         sum(parameter.numel() for parameter in parameters),
         counter.get_total_flops(),
-        saved_once=saved[0] - per_image,
+        saved_once=one.total() - per_image,
         saved_per_image=per_image,
     )
 

@@ -1,6 +1,6 @@
 """The keys of a recipe: what a run and its stages are made of."""
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -148,7 +148,6 @@ class DiffusionStage(StageBase):
 class PairsStage(StageBase):
     """What both consistency stages share: how neighbouring points of a trajectory are made and compared."""
 
-    times: TimesSpec = Field(description="distribution of the training times")
     ratio_limit: float = Field(
         default=0.999, gt=0, lt=1, description="highest ratio r/t of a pair's times, for large t"
     )
@@ -212,6 +211,11 @@ class DataSpec(Spec):
     workers: int = Field(default=0, ge=0, description="processes that read images; 0 reads in the training process")
 
 
+def _default_second_time(fields: dict[str, Any]) -> float:
+    truncated = [stage.t_prime for stage in fields["stages"].values() if isinstance(stage, TruncatedStage)]
+    return max([1.0, *truncated[-1:]])
+
+
 class RecipeFields(Spec):
     """A recipe's keys, each checked by itself; `tcm.recipes.schema.Recipe` also checks them together."""
 
@@ -222,7 +226,6 @@ class RecipeFields(Spec):
     sigma_data: Positive = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
     t_min: Positive = Field(default=0.002, description="lowest noise level")
     t_max: Positive = Field(default=80.0, description="highest noise level T, where sampling begins")
-    second_time: Positive = Field(default=1.0, description="time of the second of two sampling steps")
     conditional: bool = Field(default=False, description="whether the network is told the data set's labels")
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"
@@ -234,6 +237,10 @@ class RecipeFields(Spec):
         default=None, description="number of classes that the data must have; unset: as the data has"
     )
     stages: dict[str, Stage] = Field(min_length=1, description="the stages, in order, each under its name")
+    second_time: Positive = Field(
+        default_factory=_default_second_time,
+        description="time of the second of two sampling steps; not given: 1, or the last t_prime if that is higher",
+    )
 
 
 def time_range(recipe: RecipeFields, stage: Stage) -> tuple[float, float]:

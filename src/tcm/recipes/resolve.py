@@ -9,7 +9,7 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tcm.errors import TcmError, describe_validation
 from tcm.recipes.fields import UNSET
@@ -51,10 +51,10 @@ def to_toml(recipe: Recipe) -> str:
     stages = tree.pop("stages")
     tables = {key: tree.pop(key) for key in [key for key, value in tree.items() if isinstance(value, dict)]}
     tables |= {f"stages.{name}": stage for name, stage in stages.items()}
-    lines = [f"{key} = {_toml(value)}" for key, value in tree.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in tree.items()]
     for name, table in tables.items():
         tags_first = sorted(table, key=lambda key: key not in TAGS)
-        lines += ["", f"[{name}]", *(f"{key} = {_toml(table[key])}" for key in tags_first)]
+        lines += ["", f"[{name}]", *(f"{key} = {toml_value(table[key])}" for key in tags_first)]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +83,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", _toml(value)
+            yield f"{prefix}{key}", toml_value(value)
 
 
 def _load(name: str, children: tuple[str, ...]) -> Tree:
@@ -140,8 +140,8 @@ def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
     result: Tree = {}
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise TcmError(f"override {override!r} has no value; write key=value, such as truncated.t_prime=1.5")
+        if not equals or not all(key.strip().split(".")):
+            raise TcmError(f"override {override!r} is not of the form key=value; write it like truncated.t_prime=1.5")
         table = result
         *parents, last = _full_key(key.strip(), tree)
         for part in parents:
@@ -150,8 +150,14 @@ def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
                 raise TcmError(f"override {override!r} contradicts another override; give one of the two")
         if last in table:
             raise TcmError(f"override {override!r} is given twice or contradicts another one; give it once")
-        table[last] = _value(text.strip())
+        table[last] = _value(text.strip(), _present(tree, [*parents, last]))
     return result
+
+
+def _present(tree: object, keys: list[str]) -> object:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _full_key(key: str, tree: Tree) -> list[str]:
@@ -178,13 +184,17 @@ def _stages(tree: Tree) -> Mapping[str, Any]:
     return stages if isinstance(stages, Mapping) else {}
 
 
-def _value(text: str) -> object:
-    """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself."""
+def _value(text: str, present: object) -> object:
+    """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself.
+
+    What stands in the place of text stays text: `data.path=2024` is a folder's name.
+    """
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return parsed["value"] if len(parsed) == 1 else text
+    value = parsed["value"]
+    return text if len(parsed) > 1 or (isinstance(present, str) and not isinstance(value, str)) else value
 
 
 def _in_order(tree: Tree, source: str) -> Tree:
@@ -192,8 +202,11 @@ def _in_order(tree: Tree, source: str) -> Tree:
     if "order" not in tree:
         return tree
     order, stages = tree["order"], _stages(tree)
-    if not isinstance(order, list) or not order or any(order.count(name) > 1 for name in order):
-        raise TcmError(f"{source}: order={order!r} must list stages, each once; the stages are {', '.join(stages)}")
+    listed = isinstance(order, list) and order and all(isinstance(name, str) for name in order)
+    if not listed or len(set(order)) < len(order):
+        raise TcmError(
+            f"{source}: order={order!r} must be a list of stages, each once; all of them are {json.dumps(list(stages))}"
+        )
     for name in order:
         if name not in stages:
             raise TcmError(f"{source}: order names the unknown stage {name!r}; the stages are {', '.join(stages)}")
@@ -211,7 +224,12 @@ def _with_tuples(value: object) -> object:
     return value
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as TOML; None is "none".
+
+    >>> toml_value({"kind": "constant", "decay": 0.999})
+    '{ kind = "constant", decay = 0.999 }'
+    """
     match value:
         case None:
             return f'"{UNSET}"'
@@ -221,8 +239,10 @@ def _toml(value: object) -> str:
             return repr(value)
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case BaseModel():
+            return toml_value(value.model_dump())
         case Mapping():
-            return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
         case Sequence():
-            return "[" + ", ".join(_toml(item) for item in value) + "]"
+            return "[" + ", ".join(toml_value(item) for item in value) + "]"
     raise AssertionError(f"a recipe holds no {type(value).__name__}")

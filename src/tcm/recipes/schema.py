@@ -19,7 +19,7 @@ from tcm.method.objectives import Consistency, Diffusion, Distillation, Objectiv
 from tcm.method.solvers import euler, heun
 from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import DDPMppConfig, EDM2Config
-from tcm.recipes.checks import check_stages, check_whole
+from tcm.recipes.checks import check_second_time, check_stages, check_whole
 from tcm.recipes.fields import (
     AverageSpec,
     ConsistencyStage,
@@ -79,6 +79,7 @@ class Recipe(RecipeFields):
     def _check(self) -> Self:
         check_whole(self)
         check_stages(self)
+        check_second_time(self)
         return self
 
 

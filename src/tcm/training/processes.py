@@ -64,7 +64,8 @@ def shard(denoiser: nn.Module) -> None:
         if isinstance(module, nn.ModuleList):
             for block in module:
                 fully_shard(block)
-    fully_shard(denoiser)
+    # The root too gives its weights back after each pass: averages are exchanged between passes.
+    fully_shard(denoiser, reshard_after_forward=True)
 
 
 def _device(name: str | None, local_rank: int) -> torch.device:

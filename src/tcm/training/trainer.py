@@ -121,9 +121,9 @@ class Trainer:
         return parts, numbers[len(names) :], stops > 0
 
     def _micro_batches(self, loaded: LoadedBatch) -> Iterator[tuple[Batch, bool]]:
-        size = len(loaded.images) // self.stage.accumulation
         for index in range(self.stage.accumulation):
-            rows = slice(index * size, (index + 1) * size)
+            # Every n-th sample, so that each micro-batch has its share of the boundary samples, which come first.
+            rows = slice(index, None, self.stage.accumulation)
             told = loaded.labels if self.student.classes else None
             labels = None if told is None else told[rows].to(self.processes.device)
             x = to_float(loaded.images[rows].to(self.processes.device))

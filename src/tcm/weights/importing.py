@@ -1,6 +1,5 @@
 """Published checkpoints into our model format: find the network, name what was found, build the model."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch import Tensor
 from tcm.errors import TcmError
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
 from tcm.weights.model import Kind, Model, ModelCard, Provenance
-from tcm.weights.pickles import shown
+from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.reference import left_out, load_denoiser, parse_arguments
 from tcm.weights.torchfiles import read_torch
@@ -62,7 +61,7 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
 
     `kind` says what the weights were trained as where the file does not; a truncated model needs its `t_prime`.
 
-    >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")
+    >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")  # doctest: +SKIP
     """
     found = read_checkpoint(path)
     chosen = kind or found.kind
@@ -103,15 +102,18 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
 
 def read_checkpoint(path: Path) -> Found:
     """What a file holds, by its suffix."""
-    match path.suffix:
-        case ".pkl":
-            found = from_modules(read_published(path), path)
-        case ".pth" | ".pt":
-            found = from_state_dict(read_torch(path), path, {})
-        case ".safetensors":
-            found = from_safetensors(path)
-        case other:
-            raise TcmError(f"{path}: suffix {other!r} is not known; give a .pkl, .pth, .pt or .safetensors file")
+    try:
+        match path.suffix:
+            case ".pkl":
+                found = from_modules(read_published(path), path)
+            case ".pth" | ".pt":
+                found = from_state_dict(read_torch(path), path, {})
+            case ".safetensors":
+                found = from_safetensors(path)
+            case other:
+                raise TcmError(f"{path}: suffix {other!r} is not known; give a .pkl, .pth, .pt or .safetensors file")
+    except Refused as reason:
+        raise refusal(str(path), reason) from None
     # One tensor under many names could make a small file fill the memory.
     if sum(tensor.nbytes for tensor in found.weights.values()) > 2 * path.stat().st_size:
         raise TcmError(f"{path}: its tensors are larger than the file; fetch the file anew")
@@ -228,7 +230,7 @@ def state_dicts(content: object, place: str = "", depth: int = 0) -> list[tuple[
     if not isinstance(content, dict) or depth > MAX_NESTING:
         return []
     if any(len(str(name)) > MAX_NAME for name in content):
-        raise TcmError(f"{shown(place)}: a name of more than {MAX_NAME} characters; fetch the file anew")
+        raise Refused(f"a name of more than {MAX_NAME} characters")
     own = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     inside = [
         found
@@ -267,4 +269,4 @@ def stated_licence(source: str, class_name: str) -> str:
 
 def parameter_count(count: int) -> str:
     """55734147 as 55.7 M."""
-    return f"{count / 1e6:.1f} M" if count >= 1e5 else str(math.trunc(count))
+    return f"{count / 1e6:.1f} M" if count >= 1e5 else str(count)

@@ -107,7 +107,7 @@ class Model:
             raise TcmError(
                 f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
             ) from error
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
         with torch.device("meta"):
             model = cls.fresh(card)
@@ -214,5 +214,7 @@ def read_card(path: Path) -> ModelCard:
         return ModelCard.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
+    except OSError as error:
+        raise TcmError(f"{path} cannot be read ({error.strerror}); it should be a text file") from error
     except ValidationError as error:
         raise describe_validation(error, str(path), ModelCard) from error

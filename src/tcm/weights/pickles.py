@@ -8,52 +8,6 @@ constructors that its caller hands it by name, never imports, and is bounded in 
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-
-# Only the names of the opcodes are taken from `pickle`; its loaders are never called.
-from pickle import (
-    ADDITEMS,
-    APPEND,
-    APPENDS,
-    BINBYTES,
-    BINBYTES8,
-    BINFLOAT,
-    BINGET,
-    BININT,
-    BININT1,
-    BININT2,
-    BINPERSID,
-    BINPUT,
-    BINUNICODE,
-    BINUNICODE8,
-    BUILD,
-    EMPTY_DICT,
-    EMPTY_LIST,
-    EMPTY_SET,
-    EMPTY_TUPLE,
-    FRAME,
-    GLOBAL,
-    LONG1,
-    LONG_BINGET,
-    LONG_BINPUT,
-    MARK,
-    MEMOIZE,
-    NEWFALSE,
-    NEWOBJ,
-    NEWTRUE,
-    NONE,
-    PROTO,
-    REDUCE,
-    SETITEM,
-    SETITEMS,
-    SHORT_BINBYTES,
-    SHORT_BINUNICODE,
-    STACK_GLOBAL,
-    STOP,
-    TUPLE,
-    TUPLE1,
-    TUPLE2,
-    TUPLE3,
-)
 from pickletools import opcodes
 
 from tcm.errors import TcmError
@@ -66,6 +20,7 @@ MAX_UNFOLDED = 500_000
 MAX_KEY = 2**32
 
 OPCODE_NAMES = {ord(opcode.code): opcode.name for opcode in opcodes}
+STOP = ord(".")
 Constructor = Callable[[tuple[object, ...]], object]
 
 
@@ -130,7 +85,7 @@ class Machine:
         self.stack, self.outer_stacks, self.memo = [], [], {}
         while True:
             code = self.take(1)[0]
-            if code == STOP[0]:
+            if code == STOP:
                 break
             self.operations_left -= 1
             if self.operations_left < 0:
@@ -339,49 +294,50 @@ def children(value: object) -> Collection[object]:
     return ()
 
 
-OPERATIONS: dict[int, Callable[[Machine], None]] = {
-    PROTO[0]: Machine.protocol,
-    FRAME[0]: Machine.frame,
-    MARK[0]: Machine.mark,
-    NONE[0]: lambda m: m.push(None),
-    NEWTRUE[0]: lambda m: m.push(True),
-    NEWFALSE[0]: lambda m: m.push(False),
-    BININT[0]: lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
-    BININT1[0]: lambda m: m.push(m.number(1)),
-    BININT2[0]: lambda m: m.push(m.number(2)),
-    LONG1[0]: lambda m: m.push(int.from_bytes(m.take(m.number(1)), "little", signed=True)),
-    BINFLOAT[0]: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
-    SHORT_BINUNICODE[0]: lambda m: m.push(m.text(m.number(1))),
-    BINUNICODE[0]: lambda m: m.push(m.text(m.number(4))),
-    BINUNICODE8[0]: lambda m: m.push(m.text(m.number(8))),
-    SHORT_BINBYTES[0]: lambda m: m.push(m.take(m.number(1))),
-    BINBYTES[0]: lambda m: m.push(m.take(m.number(4))),
-    BINBYTES8[0]: lambda m: m.push(m.take(m.number(8))),
-    EMPTY_LIST[0]: lambda m: m.push([]),
-    EMPTY_DICT[0]: lambda m: m.push({}),
-    EMPTY_SET[0]: lambda m: m.push(set()),
-    EMPTY_TUPLE[0]: lambda m: m.push(()),
-    TUPLE[0]: lambda m: m.push(tuple(m.pop_mark())),
-    TUPLE1[0]: lambda m: m.push_tuple(1),
-    TUPLE2[0]: lambda m: m.push_tuple(2),
-    TUPLE3[0]: lambda m: m.push_tuple(3),
-    APPEND[0]: lambda m: m.append([m.pop()]),
-    APPENDS[0]: lambda m: m.append(m.pop_mark()),
-    SETITEM[0]: Machine.set_one,
-    SETITEMS[0]: lambda m: m.set_items(m.pop_mark()),
-    ADDITEMS[0]: lambda m: m.add_items(m.pop_mark()),
-    BINPUT[0]: lambda m: m.remember(m.number(1)),
-    LONG_BINPUT[0]: lambda m: m.remember(m.number(4)),
-    MEMOIZE[0]: lambda m: m.remember(len(m.memo)),
-    BINGET[0]: lambda m: m.recall(m.number(1)),
-    LONG_BINGET[0]: lambda m: m.recall(m.number(4)),
-    GLOBAL[0]: lambda m: m.push_global(m.line(), m.line()),
-    STACK_GLOBAL[0]: lambda m: m.push_global(*reversed((m.pop(), m.pop()))),
-    REDUCE[0]: Machine.construct,
-    NEWOBJ[0]: Machine.construct,
-    BUILD[0]: Machine.build,
-    BINPERSID[0]: Machine.persistent,
+NAMED_OPERATIONS: dict[str, Callable[[Machine], None]] = {
+    "PROTO": Machine.protocol,
+    "FRAME": Machine.frame,
+    "MARK": Machine.mark,
+    "NONE": lambda m: m.push(None),
+    "NEWTRUE": lambda m: m.push(True),
+    "NEWFALSE": lambda m: m.push(False),
+    "BININT": lambda m: m.push(int.from_bytes(m.take(4), "little", signed=True)),
+    "BININT1": lambda m: m.push(m.number(1)),
+    "BININT2": lambda m: m.push(m.number(2)),
+    "LONG1": lambda m: m.push(int.from_bytes(m.take(m.number(1)), "little", signed=True)),
+    "BINFLOAT": lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
+    "SHORT_BINUNICODE": lambda m: m.push(m.text(m.number(1))),
+    "BINUNICODE": lambda m: m.push(m.text(m.number(4))),
+    "BINUNICODE8": lambda m: m.push(m.text(m.number(8))),
+    "SHORT_BINBYTES": lambda m: m.push(m.take(m.number(1))),
+    "BINBYTES": lambda m: m.push(m.take(m.number(4))),
+    "BINBYTES8": lambda m: m.push(m.take(m.number(8))),
+    "EMPTY_LIST": lambda m: m.push([]),
+    "EMPTY_DICT": lambda m: m.push({}),
+    "EMPTY_SET": lambda m: m.push(set()),
+    "EMPTY_TUPLE": lambda m: m.push(()),
+    "TUPLE": lambda m: m.push(tuple(m.pop_mark())),
+    "TUPLE1": lambda m: m.push_tuple(1),
+    "TUPLE2": lambda m: m.push_tuple(2),
+    "TUPLE3": lambda m: m.push_tuple(3),
+    "APPEND": lambda m: m.append([m.pop()]),
+    "APPENDS": lambda m: m.append(m.pop_mark()),
+    "SETITEM": Machine.set_one,
+    "SETITEMS": lambda m: m.set_items(m.pop_mark()),
+    "ADDITEMS": lambda m: m.add_items(m.pop_mark()),
+    "BINPUT": lambda m: m.remember(m.number(1)),
+    "LONG_BINPUT": lambda m: m.remember(m.number(4)),
+    "MEMOIZE": lambda m: m.remember(len(m.memo)),
+    "BINGET": lambda m: m.recall(m.number(1)),
+    "LONG_BINGET": lambda m: m.recall(m.number(4)),
+    "GLOBAL": lambda m: m.push_global(m.line(), m.line()),
+    "STACK_GLOBAL": lambda m: m.push_global(*reversed((m.pop(), m.pop()))),
+    "REDUCE": Machine.construct,
+    "NEWOBJ": Machine.construct,
+    "BUILD": Machine.build,
+    "BINPERSID": Machine.persistent,
 }
+OPERATIONS = {code: NAMED_OPERATIONS[name] for code, name in OPCODE_NAMES.items() if name in NAMED_OPERATIONS}
 
 
 def read_pickle(data: memoryview, constructors: Mapping[str, Constructor], name: str) -> object:
@@ -390,7 +346,7 @@ def read_pickle(data: memoryview, constructors: Mapping[str, Constructor], name:
     >>> read_pickle(memoryview(b"\\x80\\x04cos\\nsystem\\n."), {}, "evil.pkl")
     Traceback (most recent call last):
     ...
-    tcm.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run
+    tcm.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run...
     """
     machine = Machine(data, constructors)
     try:

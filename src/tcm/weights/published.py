@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tcm.errors import TcmError
-from tcm.weights.pickles import Constructor, Record, Refused, read_pickle
+from tcm.weights.pickles import Constructor, Record, Refused, read_pickle, shown
 from tcm.weights.torchfiles import TensorBuilder, empty_dict, map_file
 
 PERSISTENT = "torch_utils.persistence._reconstruct_persistent_obj"
@@ -36,7 +35,7 @@ class Module:
 def read_published(path: Path) -> object:
     """The value in a module pickle, as plain values, tensors and inert records; nothing in it is run.
 
-    >>> find_module(read_published(Path("edm-cifar10-32x32-uncond-vp.pkl")), "ema").class_name
+    >>> as_module(read_published(Path("edm-cifar10-32x32-uncond-vp.pkl"))["ema"]).class_name  # doctest: +SKIP
     'EDMPrecond'
     """
     mapped = map_file(path)
@@ -98,11 +97,6 @@ def as_module(value: object) -> Module | None:
     return Module(class_name, source, tuple(arguments), keywords, state)
 
 
-def find_module(content: object, key: str) -> Module | None:
-    """The module under `key` of the file's dict."""
-    return as_module(content.get(key)) if isinstance(content, dict) else None
-
-
 def submodules(state: object) -> dict[str, object]:
     """The records in a module's `_modules`."""
     modules = state.get("_modules") if isinstance(state, dict) else None
@@ -121,11 +115,11 @@ def tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for group in ("_parameters", "_buffers"):
         members = state.get(group)
         if members is not None and not isinstance(members, dict):
-            raise TcmError(f"{prefix}{group} is no dict; fetch the file anew from its publisher")
+            raise Refused(f"{shown(prefix)}{group}, which is no dict")
         for name, tensor in (members or {}).items():
             if isinstance(tensor, Tensor):
                 yield f"{prefix}{name}", tensor
     for name, child in submodules(state).items():
         if len(prefix) + len(str(name)) > MAX_NAME:
-            raise TcmError(f"{prefix[:80]}...: a module's name of more than {MAX_NAME} characters; fetch the file anew")
+            raise Refused(f"a name of more than {MAX_NAME} characters")
         yield from tensors(child, f"{prefix}{name}.")

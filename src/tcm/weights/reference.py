@@ -121,7 +121,6 @@ def parse_arguments(
     side = cast(int, get("img_resolution", None))
     image_shape = (cast(int, get("img_channels", 3)), side, side)
     shared = {
-        "channels": get("model_channels", 128),
         "dropout": get("dropout", 0.0),
         "attention": tuple(cast(list[int], get("attn_resolutions", [16]))),
     }
@@ -131,6 +130,7 @@ def parse_arguments(
             config: DDPMppConfig | EDM2Config = DDPMppConfig.model_validate(
                 shared
                 | {
+                    "channels": get("model_channels", 128),
                     "channel_mult": tuple(cast(list[int], get("channel_mult", [2, 2, 2]))),
                     "blocks": get("num_blocks", 4),
                     "noise_mult": get("channel_mult_noise", 1),
@@ -141,6 +141,7 @@ def parse_arguments(
             config = EDM2Config.model_validate(
                 shared
                 | {
+                    "channels": get("model_channels", 192),
                     "attention": tuple(cast(list[int], get("attn_resolutions", [16, 8]))),
                     "channel_mult": tuple(cast(list[int], get("channel_mult", [1, 2, 3, 4]))),
                     "blocks": get("num_blocks", 3),

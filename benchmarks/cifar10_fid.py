@@ -1,0 +1,107 @@
+"""FID on real CIFAR-10 with the real Inception: halves of the training set, the test set, and damaged images.
+
+`python -m benchmarks.cifar10_fid FOLDER`: hours on one core. Features are kept in FOLDER in parts, so it can be stopped
+and started again; docs/results.md has the figures. Needs `tcm data fetch cifar10`.
+"""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from tcm.data import atomic_write, open_dataset
+from tcm.evaluation.features import Detector, load_detector
+from tcm.evaluation.metrics import kernel_distance
+from tcm.evaluation.statistics import Statistics, frechet_distance
+
+Pixels = NDArray[np.uint8]
+Damage = Callable[[Pixels, int], Pixels]
+PART = 250
+
+
+def noise(deviation: float) -> Damage:
+    def damage(image: Pixels, index: int) -> Pixels:
+        added = np.random.default_rng([7, index]).normal(0, deviation, image.shape)
+        return np.clip(np.round(image + added), 0, 255).astype(np.uint8)
+
+    return damage
+
+
+def blur(radius: float) -> Damage:
+    return lambda image, _: np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def jpeg(quality: int) -> Damage:
+    def damage(image: Pixels, _: int) -> Pixels:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
+        return np.asarray(Image.open(file))
+
+    return damage
+
+
+DAMAGES: dict[str, Damage] = {
+    "noise5": noise(5),
+    "blur0.5": blur(0.5),
+    "jpeg90": jpeg(90),
+    "noise20": noise(20),
+    "blur1.0": blur(1.0),
+    "jpeg50": jpeg(50),
+}
+
+
+def features(folder: Path, name: str, images: Pixels, detector: Detector, damage: Damage | None = None) -> Tensor:
+    """Features of uint8 images [n, 32, 32, 3]; parts that FOLDER already holds are not computed again."""
+    parts = []
+    for start in range(0, len(images), PART):
+        file = folder / f"{name}-{start:05d}.npy"
+        if not file.exists():
+            part = images[start : start + PART]
+            if damage is not None:
+                part = np.stack([damage(image, start + i) for i, image in enumerate(part)])
+            found = detector.features(torch.tensor(part).permute(0, 3, 1, 2))
+            with atomic_write(file) as target:
+                np.save(target, found.numpy())
+        parts.append(torch.from_numpy(np.load(file)))
+    return torch.cat(parts)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    detector = load_detector("inception")
+    train, test = open_dataset("cifar10"), open_dataset("cifar10", split="test")
+    order = np.random.default_rng(0).permutation(train.count)[:10_000]
+    chosen = train.pixels(order).transpose(0, 2, 3, 1)
+    tested = features(folder, "test", test.pixels(np.arange(test.count)).transpose(0, 2, 3, 1), detector)
+    first = features(folder, "first", chosen[:5000], detector)
+    second = features(folder, "second", chosen[5000:], detector)
+    table = Table(title="CIFAR-10, Inception 2015-12-05")
+    for column in ("images", "N", "reference", "its N", "FID", "KID × 1000"):
+        table.add_column(column, justify="left" if column in ("images", "reference") else "right")
+
+    def row(name: str, found: Tensor, against: str, reference: Tensor) -> None:
+        distance = frechet_distance(Statistics.of(found), Statistics.of(reference))
+        kernel = 1000 * kernel_distance(found, reference).mean
+        table.add_row(name, f"{len(found):,}", against, f"{len(reference):,}", f"{distance:.3f}", f"{kernel:.3f}")
+
+    row("5,000 of train", first, "5,000 others of train", second)
+    row("5,000 of train", first, "test", tested)
+    row("5,000 others of train", second, "test", tested)
+    row("10,000 of train", torch.cat([first, second]), "test", tested)
+    row("2,000 of train", first[:2000], "test", tested)
+    for name, damage in DAMAGES.items():
+        row(f"2,000 of train, {name}", features(folder, name, chosen[:2000], detector, damage), "test", tested)
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

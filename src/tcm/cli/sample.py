@@ -1,0 +1,73 @@
+"""`tcm sample`: images from a model."""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from tcm.errors import TcmError
+from tcm.evaluation.output import check_output, write_samples
+from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times
+from tcm.evaluation.sharing import share
+from tcm.training.processes import Processes, join
+from tcm.weights import load
+
+Precision = Literal["fp32", "bf16"]
+Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
+Times = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
+Label = Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")]
+Batch = Annotated[int, typer.Option(min=1, help="Images at once; does not change them.")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or an accelerator's name; the best by default.")]
+
+
+def sample(
+    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
+    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="How many images; 16 by default.")] = None,
+    steps: Steps = None,
+    times: Times = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
+    seeds: Annotated[str | None, typer.Option(help="The seeds themselves, such as 0-63.")] = None,
+    label: Label = None,
+    out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
+    batch: Batch = 64,
+    device: Device = None,
+    precision: Annotated[Precision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
+) -> None:
+    """Draw images: the same image for the same seed, whatever the batch, the number of processes or the output."""
+    check_output(out)
+    if seeds is not None and count is not None:
+        raise TcmError(f"-n {count} and --seeds {seeds} both say how many images; give one of them")
+    chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or 16)))
+    sampling = sampling_of(steps, times, label, precision)
+    with join(device) as processes:
+        loaded = load(model).to(processes.device)
+        own = share(processes, chosen)
+        start = time.perf_counter()
+        images = shown(generate(loaded, own, sampling, batch), len(own), "sampling", processes)
+        write_samples(out, images, chosen, loaded.card.image_shape, processes)
+        if processes.first:
+            speed = len(chosen) / (time.perf_counter() - start)
+            described = sampling.describe(loaded)
+            Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
+
+
+def sampling_of(steps: int | None, times: str | None, label: int | None, precision: Precision = "fp32") -> Sampling:
+    """The options as one value."""
+    if steps is not None and times is not None:
+        raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")
+    return Sampling(steps, None if times is None else parse_times(times), label, precision)
+
+
+def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:
+    """Pass batches on, with a progress bar in the first process."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not processes.first, transient=True) as progress:
+        task = progress.add_task(text, total=total)
+        for batch in batches:
+            yield batch
+            progress.advance(task, len(batch))

@@ -1,0 +1,82 @@
+"""dFID_t: how well a model still denoises at each time. TCM Sec. 2.2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tcm.data import Dataset, to_float
+from tcm.errors import TcmError
+from tcm.evaluation.measurement import Measurement, Subject
+from tcm.evaluation.references import Reference, observe
+from tcm.evaluation.sampling import quantise
+from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import ALONE, share
+from tcm.method.streams import SampleStreams, derive_seed
+from tcm.training.processes import Processes
+from tcm.weights import Model
+
+Denoise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(x, t, labels) ↦ the clean images; labels are the data's, None if they have none."""
+
+
+def model_denoise(model: Model) -> Denoise:
+    """A model's f(x, t), with the data's classes if the model knows classes."""
+    device = next(model.denoiser.parameters()).device
+
+    def denoise(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        if model.card.classes and labels is None:
+            raise TcmError(
+                f"the model knows {model.card.classes} classes and the data have no labels; give labelled data"
+            )
+        classes = labels.to(device) if model.card.classes and labels is not None else None
+        return model.denoiser(x.to(device), t.to(device), classes).cpu()
+
+    return denoise
+
+
+def denoising_distances(
+    f: Denoise,
+    dataset: Dataset,
+    times: Sequence[float],
+    reference: Reference,
+    subject: Subject,
+    count: int | None = None,
+    batch: int = 64,
+    processes: Processes = ALONE,
+) -> list[Score]:
+    """dFID_t for each t: the distance between the data and f(x + t ε, t) over the data, or `count` images of it.
+
+    Image i has the same ε at every t, in every batch and process. Times below a truncated model's t' are allowed:
+    that it forgets to denoise there is what the paper shows.
+
+    >>> denoising_distances(model_denoise(model), dataset, [0.2, 1.0, 5.0], reference, subject)
+    """
+    total = dataset.count if count is None else min(count, dataset.count)
+    chosen = np.random.default_rng(0).permutation(dataset.count)[:total].tolist()
+    detector = reference.detector
+    prefix = "dFID" if detector.name == "inception" else f"denoised {detector.distance_name}"
+    scores = []
+    for t in times:
+        if not t > 0:
+            raise TcmError(f"t={t:g} is not a noise level; use a positive time")
+        images = _denoised(f, dataset, share(processes, chosen), t, subject.seed or 0, batch)
+        observed = observe(images, detector, processes=processes)
+        scores.append(Measurement(subject, reference, total).distance(f"{prefix} at t={t:g}", observed))
+    return scores
+
+
+def _denoised(
+    f: Denoise, dataset: Dataset, indices: Sequence[int], t: float, seed: int, batch: int
+) -> Iterator[Tensor]:
+    for start in range(0, len(indices), batch):
+        some = indices[start : start + batch]
+        pixels, labels = dataset.read(np.asarray(some))
+        x = to_float(torch.from_numpy(pixels))
+        eps = SampleStreams([derive_seed("denoise", seed, index) for index in some]).normal(x.shape[1:])
+        with torch.no_grad():
+            denoised = f(x + t * eps, torch.full((len(x),), t), None if labels is None else torch.from_numpy(labels))
+        yield quantise(denoised)

@@ -1,0 +1,109 @@
+"""Any iterable of uint8 image batches in, scores with all their conditions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from tcm.data.opening import data_folder
+from tcm.errors import TcmError
+from tcm.evaluation import published
+from tcm.evaluation.features import Detector, weights_hash
+from tcm.evaluation.measurement import Measurement, Subject
+from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
+from tcm.evaluation.references import Observed, Reference, observe
+from tcm.evaluation.sampling import Sampling, generate
+from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import ALONE, share
+from tcm.evaluation.statistics import extrapolated_distance
+from tcm.training.processes import Processes
+from tcm.weights import Model
+
+Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+def needs_features(metrics: Sequence[Metric]) -> bool:
+    """Whether a metric looks at single images and not only at their statistics."""
+    return any(metric != "fid" for metric in metrics)
+
+
+def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
+    """Refuse an Inception score without classes now, and not after hours of sampling."""
+    if "is" in metrics and detector.head is None:
+        raise TcmError(
+            f"the detector {detector.name!r} has no class head, so it gives no Inception score; put the public "
+            f"{published.FILE} into {data_folder()} or give its path as the detector"
+        )
+
+
+def evaluate(
+    images: Iterable[Tensor],
+    reference: Reference,
+    subject: Subject,
+    metrics: Sequence[Metric] = ("fid",),
+    processes: Processes = ALONE,
+) -> list[Score]:
+    """Score uint8 batches [n, C, H, W] against a reference; under torchrun each process gives its share of the images.
+
+    >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))
+    >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value
+    """
+    check_detector(reference.detector, metrics)
+    if reference.features is None and {"kid", "precision-recall"} & set(metrics):
+        raise TcmError(f"{reference.name} holds no features, which KID, precision and recall need; give a data set")
+    observed = observe(images, reference.detector, needs_features(metrics), processes)
+    measurement = Measurement(subject, reference, observed.count)
+    return [score for metric in metrics for score in _measure(metric, observed, measurement)]
+
+
+def _measure(metric: Metric, observed: Observed, measurement: Measurement) -> Iterator[Score]:
+    reference = measurement.reference
+    detector = reference.detector
+    if metric == "fid":
+        yield measurement.distance(detector.distance_name, observed)
+        return
+    features = observed.features
+    assert features is not None, "kept for every other metric"
+    if metric == "fid-infinity":
+        value = extrapolated_distance(features, reference.statistics)
+        yield measurement.score(f"{detector.distance_name}∞", value, "line through 8 sizes over 1/N")
+    elif metric == "is":
+        found = inception_score(detector.probabilities(features))
+        name = "Inception score" if detector.name == "inception" else f"class score in {detector.name}"
+        yield measurement.score(name, found.mean, "10 splits", found.deviation)
+    elif metric == "kid":
+        assert reference.features is not None, "checked before the images were seen"
+        found = kernel_distance(features, reference.features)
+        name = "KID" if detector.name == "inception" else f"kernel distance in {detector.name}"
+        yield measurement.score(name, found.mean, "100 subsets of at most 1,000", found.deviation)
+    else:
+        assert reference.features is not None, "checked before the images were seen"
+        coverage = precision_recall(features, reference.features)
+        yield measurement.score("precision", coverage.precision, "3 neighbours")
+        yield measurement.score("recall", coverage.recall, "3 neighbours")
+
+
+def evaluate_model(
+    model: Model,
+    name: str,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    reference: Reference,
+    metrics: Sequence[Metric] = ("fid",),
+    batch: int = 64,
+    processes: Processes = ALONE,
+) -> list[Score]:
+    """Score a model's samples, one for each seed.
+
+    >>> evaluate_model(tcm.load("digits"), "digits", range(2000), Sampling(steps=1), reference)[0].value
+    """
+    subject = model_subject(model, name, sampling.describe(model), seeds[0])
+    return evaluate(generate(model, share(processes, seeds), sampling, batch), reference, subject, metrics, processes)
+
+
+def model_subject(model: Model, name: str, sampling: str | None, seed: int) -> Subject:
+    """A model as what is measured, known by the hash of its weights."""
+    return Subject(name, weights_hash(model.denoiser.state_dict()), sampling, seed)

@@ -1,0 +1,72 @@
+"""Where samples go: a folder of PNGs, one grid, an array, or a zip."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tcm.data import atomic_write, save_grid
+from tcm.data.decode import picture_of, png_of
+from tcm.errors import TcmError
+from tcm.evaluation.sharing import ALONE, gather_rows, share
+from tcm.training.processes import Processes
+
+SUFFIXES = (".png", ".npz", ".zip")
+# Small images are enlarged in a grid until it is about this wide.
+GRID_WIDTH = 640
+
+
+def check_output(path: Path) -> None:
+    """Refuse a name that says nothing of the form, before any image is drawn."""
+    if path.suffix and path.suffix not in SUFFIXES:
+        raise TcmError(f"out={path} has an unknown ending; use a folder, or a file that ends in {', '.join(SUFFIXES)}")
+    if not path.suffix and path.exists() and not path.is_dir():
+        raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
+
+
+def write_samples(
+    path: Path,
+    images: Iterable[Tensor],
+    seeds: Sequence[int],
+    shape: tuple[int, int, int],
+    processes: Processes = ALONE,
+) -> None:
+    """Write this process's uint8 batches of `shape`, in the order of its share of `seeds`: the same pixels in any form.
+
+    `out/` gets one PNG per image, named by its seed; `.png` a grid; `.npz` the arrays `images` [n, C, H, W] and
+    `seeds`; `.zip` the PNGs without a second compression.
+    """
+    if not path.suffix:
+        path.mkdir(parents=True, exist_ok=True)
+        _write_folder(path, images, share(processes, seeds))
+        return
+    own = torch.cat([torch.empty(0, *shape, dtype=torch.uint8), *images])
+    together = gather_rows(processes, own, len(seeds))
+    if not processes.first:
+        return
+    if path.suffix == ".png":
+        save_grid(path, together, scale=max(1, GRID_WIDTH // (together.shape[-1] * round(len(seeds) ** 0.5))))
+    elif path.suffix == ".npz":
+        with atomic_write(path) as file:
+            np.savez(file, images=together.numpy(), seeds=np.asarray(seeds))
+    else:
+        with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for seed, pixels in zip(seeds, together, strict=True):
+                archive.writestr(zipfile.ZipInfo(png_name(seed)), png_of(picture_of(pixels.numpy())))
+
+
+def _write_folder(folder: Path, images: Iterable[Tensor], seeds: Sequence[int]) -> None:
+    remaining = iter(seeds)
+    for batch in images:
+        for pixels in batch:
+            (folder / png_name(next(remaining))).write_bytes(png_of(picture_of(pixels.numpy())))
+
+
+def png_name(seed: int) -> str:
+    """The file name of a seed's image."""
+    return f"{seed:06d}.png"

@@ -1,0 +1,153 @@
+"""What samples are compared with: a data set's statistics, kept by content and never by name."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from tcm.data import Dataset, atomic_write
+from tcm.data.opening import data_folder
+from tcm.errors import TcmError
+from tcm.evaluation.features import Detector
+from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics
+from tcm.evaluation.statistics import Statistics, accumulate
+from tcm.training.processes import Processes
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a detector saw in the images that samples are compared with; features where a metric needs them."""
+
+    detector: Detector
+    name: str
+    hash: str
+    statistics: Statistics
+    features: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a detector saw in a stream of images."""
+
+    statistics: Statistics
+    count: int
+    features: Tensor | None
+
+
+def observe(images: Iterable[Tensor], detector: Detector, keep: bool = False, processes: Processes = ALONE) -> Observed:
+    """One pass over this process's uint8 batches; statistics over all processes. `keep` also collects the features.
+
+    >>> observe([torch.zeros(4, 1, 8, 8, dtype=torch.uint8)], load_detector("digits")).statistics.count
+    4
+    """
+    kept: list[Tensor] = []
+
+    def features() -> Iterator[Tensor]:
+        shape: torch.Size | None = None
+        for batch in images:
+            if shape is not None and batch.shape[1:] != shape:
+                raise TcmError(
+                    f"images of shapes {tuple(shape)} and {tuple(batch.shape[1:])} are mixed; bring them to one size "
+                    "with `tcm data prepare`"
+                )
+            shape = batch.shape[1:]
+            found = detector.features(batch)
+            if keep:
+                kept.append(found)
+            yield found
+
+    merged = merge_statistics(processes, accumulate(features()), detector.dimension)
+    if merged is None or merged.count is None:
+        raise TcmError("there are no images to measure")
+    if not keep:
+        return Observed(merged, merged.count, None)
+    own = torch.cat(kept) if kept else torch.empty(0, detector.dimension)
+    return Observed(merged, merged.count, gather_rows(processes, own, merged.count))
+
+
+def dataset_batches(dataset: Dataset, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:
+    """This process's images of a data set, as uint8 batches."""
+    own = np.arange(processes.rank, dataset.count, processes.count)
+    for start in range(0, len(own), batch):
+        images, _ = dataset.read(own[start : start + batch])
+        yield torch.from_numpy(images)
+
+
+def reference_of(
+    dataset: Dataset,
+    name: str,
+    detector: Detector,
+    keep: bool = False,
+    batch: int = 64,
+    processes: Processes = ALONE,
+) -> Reference:
+    """The reference for a data set: from the cache if the same pixels met the same detector before, else computed."""
+    content = dataset.content_hash()
+    key = hashlib.sha256("\n".join([FORMAT, content, detector.hash, detector.preprocessing]).encode()).hexdigest()
+    folder = data_folder() / "references"
+    statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-features.safetensors"
+    statistics = _read(statistics_file)
+    features = _read(features_file) if keep else {}
+    # Machines may have different caches: either all processes use theirs, or all compute together.
+    found_by = processes.sum(
+        torch.tensor(float(statistics is not None and features is not None), device=processes.device)
+    )
+    if statistics is not None and features is not None and int(found_by) == processes.count:
+        found = Statistics(statistics["mean"], statistics["covariance"], int(statistics["count"]))
+        return Reference(detector, name, content, found, features.get("features"))
+    observed = observe(dataset_batches(dataset, batch, processes), detector, keep, processes)
+    if processes.first:
+        moments = {"mean": observed.statistics.mean, "covariance": observed.statistics.covariance}
+        _write(statistics_file, {**moments, "count": torch.tensor(dataset.count)})
+        if observed.features is not None:
+            _write(features_file, {"features": observed.features})
+    return Reference(detector, name, content, observed.statistics, observed.features)
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    if not path.exists():
+        return None
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise TcmError(f"{path} is damaged ({error}); delete it") from error
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    with atomic_write(path) as file:
+        file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+
+
+def published_reference(path: Path, detector: Detector) -> Reference:
+    """Published statistics in EDM's form: an .npz with `mu` [d] and `sigma` [d, d]; how many images is not in it."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            mean, covariance = (torch.from_numpy(archive[key].astype(np.float64)) for key in ("mu", "sigma"))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise TcmError(f"{path} is not an .npz with mu and sigma ({error}); give EDM's reference statistics") from error
+    if mean.shape != (detector.dimension,) or covariance.shape != (detector.dimension, detector.dimension):
+        raise TcmError(
+            f"{path} holds mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)}; the detector {detector.name!r} "
+            f"has {detector.dimension} features"
+        )
+    digest = hashlib.sha256(mean.numpy().tobytes() + covariance.numpy().tobytes()).hexdigest()
+    return Reference(detector, path.name, digest, Statistics(mean, covariance, None))
+
+
+def is_published(path: Path) -> bool:
+    """Whether a file is an .npz of statistics rather than of images."""
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return {"mu.npy", "sigma.npy"} <= set(archive.namelist())

@@ -1,0 +1,100 @@
+"""Images from a model, batch by batch: the same image for the same seed however the work is cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tcm.data import to_uint8
+from tcm.errors import TcmError
+from tcm.weights import Model
+
+HEUN_STEPS = 18
+MOST_SEEDS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How images are drawn: `steps`, or the `times` themselves (a consistency model's), the class, the precision."""
+
+    steps: int | None = None
+    times: tuple[float, ...] | None = None
+    label: int | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    def describe(self, model: Model) -> str:
+        """One line for a score's record, such as `times 80, 1` or `Heun, 18 steps, 35 evaluations`."""
+        if model.card.kind == "diffusion":
+            steps = self.steps or HEUN_STEPS
+            text = f"Heun, {steps} steps, {2 * steps - 1} evaluations"
+        else:
+            text = "times " + ", ".join(f"{t:g}" for t in self.times or model.times(self.steps or 1))
+        label = "" if self.label is None else f", class {self.label}"
+        return f"{text}{label}, {self.precision}"
+
+
+def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int = 64) -> Iterator[Tensor]:
+    """uint8 batches [n, C, H, W], one image for each seed: clamp(127.5 x + 128) truncated, as the papers quantise."""
+    if batch < 1:
+        raise TcmError(f"batch={batch} must be at least 1")
+    device = next(model.denoiser.parameters()).device
+    for start in range(0, len(seeds), batch):
+        some = seeds[start : start + batch]
+        with torch.autocast(device.type, torch.bfloat16, enabled=sampling.precision == "bf16"):
+            images = model.sample(
+                steps=sampling.steps, times=sampling.times, seeds=some, labels=sampling.label, batch=batch
+            )
+        yield quantise(images)
+
+
+def quantise(images: Tensor) -> Tensor:
+    """uint8 pixels of images in [-1, 1]; NaN, which a cast would turn into some grey, is an error."""
+    broken = ~torch.isfinite(images).flatten(1).all(1)
+    if bool(broken.any()):
+        raise TcmError(
+            f"{int(broken.sum())} of {len(images)} images hold NaN or infinity; the model has diverged: "
+            "go back to an earlier checkpoint"
+        )
+    return to_uint8(images)
+
+
+def parse_times(text: str) -> tuple[float, ...]:
+    """Times written as `80,1`.
+
+    >>> parse_times("80,1")
+    (80.0, 1.0)
+    """
+    try:
+        times = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise TcmError(f"times={text!r} is not a list of numbers; write them as 80,1") from error
+    if not all(math.isfinite(t) and t > 0 for t in times):
+        raise TcmError(f"times={text!r} must be positive; write them as 80,1")
+    return times
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds written as `0-63`, `7` or `0-3,10,12`.
+
+    >>> parse_seeds("0-2,10")
+    [0, 1, 2, 10]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise TcmError(f"seeds={text!r} is not a list of seeds; write them as 0-63 or 0-3,10")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high >= 2**63:
+            raise TcmError(f"seeds={text!r}: {part.strip()} runs backwards or beyond 2^63; write them as 0-63")
+        if len(seeds) + high - low >= MOST_SEEDS:
+            raise TcmError(f"seeds={text!r} are more than {MOST_SEEDS:,}; draw them in several runs")
+        seeds.extend(range(low, high + 1))
+    if len(set(seeds)) != len(seeds):
+        raise TcmError(f"seeds={text!r} names a seed twice, which would give the same image twice")
+    return seeds

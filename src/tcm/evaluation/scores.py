@@ -1,0 +1,104 @@
+"""A score and everything that it depends on: written to `scores.jsonl`, and compared only where it may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tcm.errors import TcmError
+
+# What may differ between two scores that are compared: the thing measured, its result, and when.
+_FREE = ("value", "deviation", "subject", "subject_hash", "sampling", "seed", "note", "versions", "time")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number with its conditions.
+
+    `subject` and `sampling` say what was measured; `seed` is the first of its seeds, None for images that are there
+    already. All hashes are SHA-256.
+    """
+
+    metric: str
+    value: float
+    deviation: float | None
+    count: int
+    subject: str
+    subject_hash: str
+    sampling: str | None
+    seed: int | None
+    detector: str
+    detector_hash: str
+    preprocessing: str
+    quantisation: str
+    reference: str
+    reference_hash: str
+    reference_count: int | None
+    settings: str
+    note: str | None
+    versions: str
+    time: str
+
+
+def append_scores(path: Path, scores: Sequence[Score]) -> None:
+    """Append one line of JSON for each score; lines already there stay as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(score), ensure_ascii=False) + "\n" for score in scores)
+
+
+def read_scores(path: Path) -> list[Score]:
+    """All scores of a `scores.jsonl`."""
+    if not path.is_file():
+        raise TcmError(f"{path} does not exist; `tcm eval` writes it")
+    known = {field.name for field in fields(Score)}
+    scores = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise TcmError(f"{path}, line {number} is not JSON ({error.msg}); remove the line") from error
+        if not isinstance(found, dict) or found.keys() != known:
+            raise TcmError(f"{path}, line {number} is not a score of this version; remove the line or measure again")
+        scores.append(Score(**found))
+    return scores
+
+
+def differing_conditions(a: Score, b: Score) -> list[str]:
+    """What makes two scores incomparable, such as `count: 2000 and 5000`; empty if they may be compared."""
+    return [
+        f"{field.name}: {_short(getattr(a, field.name))} and {_short(getattr(b, field.name))}"
+        for field in fields(Score)
+        if field.name not in _FREE and getattr(a, field.name) != getattr(b, field.name)
+    ]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text[:12] + "…" if len(text) == 64 else text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two comparable scores of the same metric."""
+
+    first: Score
+    second: Score
+
+
+def compare(first: Sequence[Score], second: Sequence[Score]) -> list[Comparison]:
+    """Pair the latest score of each metric in both; raises TcmError that names the conditions that differ."""
+    left, right = ({score.metric: score for score in scores} for scores in (first, second))
+    common = [metric for metric in left if metric in right]
+    if not common:
+        raise TcmError(f"no metric in common: {', '.join(left) or 'none'} and {', '.join(right) or 'none'}")
+    for metric in common:
+        differing = differing_conditions(left[metric], right[metric])
+        if differing:
+            raise TcmError(
+                f"the two scores {metric} cannot be compared, their conditions differ: {'; '.join(differing)}; "
+                "measure both again under the same conditions"
+            )
+    return [Comparison(left[metric], right[metric]) for metric in common]

@@ -1,0 +1,63 @@
+"""Images shared out among the processes that torchrun starts, and what they found brought together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tcm.evaluation.statistics import Statistics
+from tcm.training.processes import Processes
+
+Item = TypeVar("Item")
+
+ALONE = Processes(torch.device("cpu"))
+"""One process that does everything."""
+
+
+def share(processes: Processes, items: Sequence[Item]) -> list[Item]:
+    """The items of this process: process r of n takes r, r + n, r + 2n, …
+
+    >>> share(Processes(torch.device("cpu"), rank=1, count=2), [10, 11, 12, 13, 14])
+    [11, 13]
+    """
+    return list(items[processes.rank :: processes.count])
+
+
+def merge_statistics(processes: Processes, own: Statistics | None, dimension: int) -> Statistics | None:
+    """The statistics of all processes' images, the same on each; None where no process has an image."""
+    if processes.count == 1:
+        return own
+    if own is None:
+        own = Statistics(torch.zeros(dimension).double(), torch.zeros(dimension, dimension).double(), 0)
+    packed = torch.cat([torch.tensor([own.count]).double(), own.mean, own.covariance.flatten()])
+    total: Statistics | None = None
+    for part in _all(processes, packed):
+        count = int(part[0])
+        if count == 0:
+            continue
+        mean, covariance = part[1 : dimension + 1], part[dimension + 1 :].view(dimension, dimension)
+        found = Statistics(mean, covariance, count)
+        total = found if total is None else total.merge(found)
+    return total
+
+
+def gather_rows(processes: Processes, own: Tensor, total: int) -> Tensor:
+    """All processes' rows, [total, …], in the order of the items that were shared out."""
+    if processes.count == 1:
+        return own
+    longest = -(-total // processes.count)
+    padded = own.new_zeros((longest, *own.shape[1:]))
+    padded[: len(own)] = own
+    return torch.stack(_all(processes, padded), 1).flatten(0, 1)[:total]
+
+
+def _all(processes: Processes, own: Tensor) -> list[Tensor]:
+    """Everyone's tensor, by way of the devices, which is where some back-ends need it."""
+    here = own.to(processes.device)
+    everyone = [torch.empty_like(here) for _ in range(processes.count)]
+    dist.all_gather(everyone, here)
+    return [tensor.cpu() for tensor in everyone]

@@ -1,0 +1,110 @@
+"""The reference of all keys, written from the schema; `python -m tcm.recipes.reference docs/recipes.md` renews it."""
+
+import sys
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from tcm.networks import DDPMppConfig, EDM2Config
+from tcm.recipes.fields import (
+    ConstantAverage,
+    DataSpec,
+    GuardSpec,
+    LogNormalTimes,
+    LogStudentTTimes,
+    PairsStage,
+    PowerAverage,
+    PseudoHuberDistance,
+    SquaredL2Distance,
+    StageBase,
+)
+from tcm.recipes.resolve import TAGS, toml_value
+from tcm.recipes.schema import ConsistencyStage, DiffusionStage, Recipe, TruncatedStage
+
+NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+
+MARK = "<!-- Below this line: written by `python -m tcm.recipes.reference docs/recipes.md`. -->"
+
+SECTIONS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None], ...] = (
+    ("The recipe", Recipe, None),
+    ("`[data]`", DataSpec, None),
+    ('`[network]` with `kind = "ddpmpp"`', DDPMppConfig, None),
+    ('`[network]` with `kind = "edm2"`', EDM2Config, None),
+    ("`[stages.NAME]`: every stage", StageBase, None),
+    ('`objective = "diffusion"`: also', DiffusionStage, StageBase),
+    ('`objective = "consistency"` or `"truncated"`: also', PairsStage, StageBase),
+    ('`objective = "consistency"`: also', ConsistencyStage, PairsStage),
+    ('`objective = "truncated"`: also', TruncatedStage, PairsStage),
+    ('`times` with `kind = "lognormal"`', LogNormalTimes, None),
+    ('`times` with `kind = "logstudentt"`', LogStudentTTimes, None),
+    ('`distance` with `kind = "pseudo_huber"`', PseudoHuberDistance, None),
+    ('`distance` with `kind = "squared_l2"`', SquaredL2Distance, None),
+    ('one of `averages` with `kind = "constant"`', ConstantAverage, None),
+    ('one of `averages` with `kind = "power"`', PowerAverage, None),
+    ("`guard`", GuardSpec, None),
+)
+"""Title, model, and the model whose keys an earlier section has described."""
+
+
+def reference() -> str:
+    """All keys of a recipe as Markdown tables: type, default, meaning."""
+    lines = []
+    for title, model, described in SECTIONS:
+        lines += [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        known = {} if described is None else described.model_fields
+        names = [name for name in model.model_fields if name not in known]
+        for name in sorted(names, key=lambda name: name not in TAGS):
+            field = model.model_fields[name]
+            lines.append(f"| `{name}` | {_type(field)} | {_default(name, field)} | {meaning(model, name)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def renewed(page: str) -> str:
+    """A page whose text below the mark is the reference of today."""
+    above, mark, _ = page.partition(MARK)
+    return f"{above}{MARK}\n\n{reference()}" if mark else page
+
+
+def meaning(model: type[BaseModel], name: str) -> str:
+    """A key's description: its own, that of the model which declares it first, or what the model says of itself."""
+    models = [base for base in model.__mro__ if issubclass(base, BaseModel) and name in base.model_fields]
+    return next((text for base in models if (text := base.model_fields[name].description)), model.__doc__ or "")
+
+
+def _type(field: FieldInfo) -> str:
+    if field.discriminator is not None:
+        return "table"
+    return _type_name(field.annotation)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{toml_value(argument)}`" for argument in arguments)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if NoneType in arguments:
+        return _type_name(next(argument for argument in arguments if argument is not NoneType)) + ' or `"none"`'
+    if annotation in NAMES:
+        return NAMES[annotation]
+    return "table"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.default_factory is not None:
+        return "see there"
+    if field.default is PydanticUndefined or name in TAGS:
+        return "required"
+    return f"`{toml_value(field.default)}`"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text("utf-8")), "utf-8")

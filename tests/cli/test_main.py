@@ -1,0 +1,82 @@
+"""The `tcm` command as a user meets it: real processes."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tcm.cli.doctor import EXTRAS, findings
+
+TCM = Path(sys.executable).parent / "tcm"
+
+
+def run(*arguments: str, folder_first: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command, with a folder put before all others on Python's path."""
+    paths = [str(folder_first)] if folder_first else []
+    paths += [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", "TERM": "dumb"}
+    return subprocess.run([TCM, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_help_lists_the_commands() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for word in ("doctor", "--version", "--debug"):
+        assert word in done.stdout
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"tcm {version('truncated-consistency')}\n")
+
+
+def test_doctor_says_what_is_there_and_how_to_get_the_rest() -> None:
+    done = run("doctor")
+    assert done.returncode == 0, done.stderr
+    for name, finding in findings():
+        assert name in done.stdout
+        assert finding.split(";")[0][:40] in done.stdout
+    for extra in EXTRAS:
+        assert f"extra {extra}" in done.stdout
+
+
+def test_findings_cover_what_matters() -> None:
+    rows = dict(findings())
+    assert {"python", "torch", "devices", "bfloat16", "threads"} <= rows.keys()
+    assert rows["torch"].endswith("computes")
+    for name, packages in EXTRAS.items():
+        assert all(package in rows[f"extra {name}"] for package in packages) or "pip install" in rows[f"extra {name}"]
+
+
+@pytest.fixture
+def broken_torchvision(tmp_path: Path) -> Path:
+    """A torchvision that fails as the one beside another build of torch does."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')\n")
+    return tmp_path
+
+
+def test_an_error_that_the_user_can_mend_is_one_line(broken_torchvision: Path) -> None:
+    done = run("doctor", folder_first=broken_torchvision)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "error: torchvision is installed and fails beside this torch; run `pip uninstall torchvision`"
+    ]
+
+
+def test_debug_shows_the_traceback(broken_torchvision: Path) -> None:
+    done = run("--debug", "doctor", folder_first=broken_torchvision)
+    assert done.returncode != 0
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "TcmError: torchvision is installed" in done.stderr
+
+
+def test_wrong_usage_exits_with_2_and_no_traceback() -> None:
+    done = run("docter")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "docter" in done.stderr

@@ -1,0 +1,48 @@
+"""What all tests share: one thread, no timed properties, the golden files."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from safetensors import safe_open
+from torch import Tensor
+
+settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("tcm")
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Turn our warnings into errors; in pyproject.toml the filter would import tcm before its coverage is measured."""
+    config.addinivalue_line("filterwarnings", "error::tcm.errors.TcmWarning")
+
+
+GOLDEN = Path(__file__).parent / "golden"
+Golden = tuple[dict[str, Tensor], dict[str, object]]
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Golden]:
+    """The tensors of a golden file, and its metadata."""
+
+    def read(name: str) -> Golden:
+        with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            return tensors, {key: json.loads(value) for key, value in file.metadata().items()}
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def numbers() -> dict:
+    """golden/numbers.json."""
+    return json.loads((GOLDEN / "numbers.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Fresh weights are the same in every run, whatever ran before."""
+    torch.manual_seed(0)

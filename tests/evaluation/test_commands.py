@@ -1,0 +1,196 @@
+"""`tcm sample`, `tcm eval`, `tcm times` as a user calls them; two real processes against one."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import tcm
+from tcm.cli.main import app
+from tcm.data import open_dataset
+from tcm.errors import TcmError
+from tcm.evaluation.scores import read_scores
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    network = tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1)
+    for kind, extra in (("consistency", {}), ("diffusion", {}), ("truncated", {"t_min": 1.0, "t_prime": 1.0})):
+        card = {"kind": kind, "network": network, "image_shape": (1, 8, 8), "classes": 10, "t_max": 10.0, **extra}
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = tcm.Model.fresh(tcm.ModelCard.model_validate(card))
+            for parameter in model.denoiser.parameters():
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        model.save(folder / kind)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TCM_DATA", str(tmp_path / "cache"))
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def under_torchrun(*arguments: object) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm.cli"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *map(str, arguments)], check=True, env=environment, timeout=180, capture_output=True)
+
+
+def test_every_output_holds_the_same_pixels(models: Path) -> None:
+    model = models / "consistency"
+    said = run("sample", model, "-n", 9, "--seed", 3, "--steps", 2, "--out", "a.npz")
+    assert "9 images (times 10, 1, fp32)" in said
+    assert "images/s" in said
+    images = np.load("a.npz")["images"]
+    run("sample", model, "--seeds", "3-11", "--times", "10,1", "--batch", 2, "--out", "folder")
+    run("sample", model, "--seeds", "3-11", "--steps", 2, "--batch", 5, "--out", "b.zip")
+    run("sample", model, "--seeds", "3-11", "--steps", 2, "--out", "grid.png")
+    assert sorted(path.name for path in Path("folder").iterdir()) == [f"{seed:06d}.png" for seed in range(3, 12)]
+    folder = np.stack([np.asarray(Image.open(path)) for path in sorted(Path("folder").iterdir())])
+    with zipfile.ZipFile("b.zip") as archive:
+        zipped = np.stack([np.asarray(Image.open(BytesIO(archive.read(name)))) for name in archive.namelist()])
+    grid = np.asarray(Image.open("grid.png"))
+    scale = len(grid) // 26  # three images of 8 pixels and two gaps of one
+    small = grid[::scale, ::scale]
+    tiled = np.stack([small[9 * row : 9 * row + 8, 9 * column : 9 * column + 8] for row, column in np.ndindex(3, 3)])
+    for found in (folder, zipped, tiled):
+        np.testing.assert_array_equal(found, images[:, 0])
+    again = tcm.load(model).sample(9, steps=2, seed=3)
+    np.testing.assert_array_equal(tcm_pixels(again), images)
+
+
+def tcm_pixels(images: torch.Tensor) -> np.ndarray:
+    return np.clip(np.trunc(images.double().numpy() * 127.5 + 128), 0, 255).astype(np.uint8)
+
+
+def test_two_processes_draw_the_same_images_and_the_same_score(models: Path) -> None:
+    model = models / "consistency"
+    run("sample", model, "-n", 7, "--out", "one.npz")
+    under_torchrun("sample", model, "-n", 7, "--batch", 2, "--out", "two.npz")
+    np.testing.assert_array_equal(np.load("one.npz")["images"], np.load("two.npz")["images"])
+    options = ["--data", "digits", "--detector", "digits", "-n", 101, "--metrics", "fid,kid,is,precision-recall"]
+    run("eval", model, *options, "--dfid", "0.5", "--scores", "one.jsonl")
+    os.environ["TCM_DATA"] = str(Path("other cache").absolute())
+    under_torchrun("eval", model, *options, "--dfid", "0.5", "--batch", 17, "--scores", "two.jsonl")
+    one, two = read_scores(Path("one.jsonl")), read_scores(Path("two.jsonl"))
+    assert [score.metric for score in one] == [score.metric for score in two]
+    for a, b in zip(one, two, strict=True):
+        assert b.value == pytest.approx(a.value, rel=1e-6, abs=1e-6), a.metric
+        assert (a.count, a.reference_count, a.subject_hash) == (b.count, b.reference_count, b.subject_hash)
+
+
+def test_a_folder_of_samples_scores_as_the_model_that_drew_them(models: Path) -> None:
+    run("sample", models / "consistency", "-n", 80, "--out", "folder")
+    shared = ["--data", "digits", "--detector", "digits"]
+    run("eval", models / "consistency", "-n", 80, *shared, "--scores", "model.jsonl")
+    said = run("eval", "folder", *shared, "--scores", "folder.jsonl")
+    assert "digits distance" in said
+    assert "FID" not in said
+    assert read_scores(Path("folder.jsonl"))[0].value == pytest.approx(
+        read_scores(Path("model.jsonl"))[0].value, rel=1e-6
+    )
+    assert "+0" in run("eval", "--compare", "model.jsonl", "folder.jsonl")
+    run("eval", models / "consistency", "-n", 81, *shared, "--scores", "more.jsonl")
+    with pytest.raises(TcmError, match="count: 80 and 81"):
+        run("eval", "--compare", "model.jsonl", "more.jsonl")
+
+
+def test_times_finds_and_writes_the_best(models: Path) -> None:
+    folder = Path("copy")
+    tcm.load(models / "truncated").save(folder)
+    options = ["--data", "digits", "--detector", "digits", "-n", 70, "--grid", "1,2,4"]
+    said = run("times", folder, *options, "--plot", "times.png", "--write")
+    assert "best second time" in said
+    assert Image.open("times.png").size[0] > 300
+    best = json.loads((folder / "config.json").read_text())["second_time"]
+    assert best in (1.0, 2.0, 4.0)
+    assert f"best second time: {best:.4g}" in said
+    assert tcm.load(folder).times(2) == [10.0, best]
+    with pytest.raises(TcmError, match="lies below 1"):
+        run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "0.5")
+    with pytest.raises(TcmError, match="diffusion model"):
+        run("times", models / "diffusion", "--data", "digits", "--detector", "digits", "-n", 70)
+
+
+def test_published_statistics_as_the_reference(models: Path) -> None:
+    np.savez("edm.npz", mu=np.zeros(64), sigma=np.eye(64))
+    run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70)
+    assert read_scores(Path("scores.jsonl"))[0].reference_count is None
+    with pytest.raises(TcmError, match="statistics only"):
+        run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70, "--dfid", "1")
+
+
+def test_a_diffusion_model_is_sampled_with_heun(models: Path) -> None:
+    assert "Heun, 3 steps, 5 evaluations" in run("sample", models / "diffusion", "--steps", 3, "-n", 2)
+    with pytest.raises(TcmError, match="for consistency models"):
+        run("sample", models / "diffusion", "--times", "10,1", "-n", 2)
+
+
+def test_sampling_options_that_cannot_be(models: Path) -> None:
+    model = models / "truncated"
+    for options, message in (
+        (["--steps", 2, "--times", "10,1"], "give one"),
+        (["--seeds", "0-3", "-n", 3], "give one"),
+        (["--times", "10,0.5"], "lies below 1"),
+        (["--class", 10], "between 0 and 9"),
+        (["--out", "samples.gif"], "unknown ending"),
+        (["--device", "abacus"], "not usable here"),
+        (["--seeds", "5-1"], "backwards"),
+    ):
+        with pytest.raises(TcmError, match=message):
+            run("sample", model, *options)
+    with pytest.raises(TcmError, match="nowhere"):
+        run("sample", "./nowhere")
+
+
+def test_images_that_cannot_be_measured(models: Path) -> None:
+    shared = ["--data", "digits", "--detector", "digits"]
+    Path("empty").mkdir()
+    Path("text").mkdir()
+    for number in range(3):
+        Path(f"text/{number}.png").write_text("not a picture")
+    Path("mixed").mkdir()
+    Image.new("L", (8, 8)).save("mixed/a.png")
+    Image.new("L", (9, 8)).save("mixed/b.png")
+    Path("words.pt").write_text("not a network")
+    np.savez("float.npz", images=np.full((5, 1, 8, 8), np.nan, np.float32))
+    np.savez("large.npz", images=np.zeros((5, 3, 32, 32), np.uint8))
+    for target, message in (("empty", "empty"), ("text", "0.png"), ("mixed", "b.png"), ("float.npz", "float32")):
+        with pytest.raises(TcmError, match=message):
+            run("eval", target, *shared)
+    with pytest.raises(TcmError, match="do not fit the detector"):
+        run("eval", "large.npz", *shared)
+    with pytest.raises(TcmError, match="not a TorchScript"):
+        run("eval", "mixed", "--data", "digits", "--detector", "words.pt")
+    with pytest.raises(TcmError, match="'fad' is unknown"):
+        run("eval", "mixed", *shared, "--metrics", "fid,fad")
+    with pytest.raises(TcmError, match="are for models"):
+        run("eval", "float.npz", *shared, "--steps", 2)
+    with pytest.raises(TcmError, match="needs a TARGET"):
+        run("eval", "mixed")
+    assert not Path("scores.jsonl").exists()
+
+
+def test_few_images_get_a_note(models: Path) -> None:
+    images, _ = open_dataset("digits").read(np.arange(30))
+    np.savez("few.npz", images=images)
+    assert "rank 29" in run("eval", "few.npz", "--data", "digits", "--detector", "digits").replace("\n", " ")

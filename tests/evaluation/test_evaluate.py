@@ -1,0 +1,207 @@
+"""Scores of images and models: independence of batches, caching, published statistics, bad input."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tcm
+from tcm.data import ArrayDataset, open_dataset
+from tcm.errors import TcmError, TcmWarning
+from tcm.evaluation.denoising import denoising_distances, model_denoise
+from tcm.evaluation.evaluate import evaluate, evaluate_model
+from tcm.evaluation.features import Detector, load_detector
+from tcm.evaluation.measurement import Subject
+from tcm.evaluation.references import Reference, observe, published_reference, reference_of
+from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times, quantise
+
+ME = Subject("me", "0" * 64)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TCM_DATA", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def detector() -> Detector:
+    return load_detector("digits")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Tensor:
+    return torch.from_numpy(open_dataset("digits").read(np.arange(1797))[0])
+
+
+@pytest.fixture
+def reference(detector: Detector) -> Reference:
+    return reference_of(open_dataset("digits"), "digits", detector, keep=True)
+
+
+def test_the_data_themselves_score_perfectly(digits: Tensor, reference: Reference) -> None:
+    found = {s.metric: s for s in evaluate([digits], reference, ME, ("fid", "kid", "is", "precision-recall"))}
+    assert found["digits distance"].value == pytest.approx(0, abs=1e-4)
+    assert found["precision"].value == found["recall"].value == 1
+    assert found["class score in digits"].value > 5
+    assert all(score.count == score.reference_count == 1797 for score in found.values())
+    assert not any(name.startswith("FID") for name in found)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 500])
+def test_any_batch_size_gives_the_same_statistics(batch: int, digits: Tensor, detector: Detector) -> None:
+    some = digits[:600]
+    one, other = observe([some], detector).statistics, observe(torch.split(some, batch), detector).statistics
+    torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one.covariance, other.covariance, rtol=0, atol=1e-6)
+
+
+def test_damage_raises_the_distance_in_order(digits: Tensor, reference: Reference) -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(digits.shape, generator=generator)
+    values = [
+        evaluate([(digits + s * noise).clamp(0, 255).to(torch.uint8)], reference, ME)[0].value for s in (0, 15, 40, 90)
+    ]
+    assert values == sorted(values)
+    assert values[-1] > 100 * max(values[0], 1e-3)
+
+
+def test_the_reference_is_kept_by_content(detector: Detector, digits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = reference_of(ArrayDataset(digits[:100].numpy()), "a name", detector, keep=True)
+    blind = dataclasses.replace(detector, network=torch.nn.Identity())
+    again = reference_of(ArrayDataset(digits[:100].numpy()), "another name", blind, keep=True)
+    assert torch.equal(first.statistics.covariance, again.statistics.covariance)
+    assert torch.equal(first.features, again.features)
+    changed = digits[:100].clone()
+    changed[0, 0, 0, 0] ^= 1
+    with pytest.raises(TcmError, match="must return"):
+        reference_of(ArrayDataset(changed.numpy()), "a name", blind)
+    with pytest.raises(TcmError, match="must return"):
+        reference_of(ArrayDataset(digits[:100].numpy()), "a name", dataclasses.replace(blind, preprocessing="other"))
+
+
+def test_published_statistics(tmp_path: Path, digits: Tensor, detector: Detector) -> None:
+    statistics = observe([digits], detector).statistics
+    np.savez(tmp_path / "edm.npz", mu=statistics.mean.numpy(), sigma=statistics.covariance.numpy())
+    published = published_reference(tmp_path / "edm.npz", detector)
+    (score,) = evaluate([digits], published, ME)
+    assert score.value == pytest.approx(0, abs=1e-9)
+    assert score.reference_count is None
+    with pytest.raises(TcmError, match="no features"):
+        evaluate([digits], published, ME, ("kid",))
+    np.savez(tmp_path / "small.npz", mu=np.zeros(3), sigma=np.eye(3))
+    with pytest.raises(TcmError, match="64 features"):
+        published_reference(tmp_path / "small.npz", detector)
+    (tmp_path / "text.npz").write_text("no")
+    with pytest.raises(TcmError, match="mu and sigma"):
+        published_reference(tmp_path / "text.npz", detector)
+
+
+def test_few_images_warn_of_the_rank(digits: Tensor, reference: Reference) -> None:
+    with pytest.warns(TcmWarning, match="rank 19 in 64"):
+        (score,) = evaluate([digits[:20]], reference, ME)
+    assert "rank 19" in str(score.note)
+
+
+def test_bad_images_are_refused(reference: Reference) -> None:
+    with pytest.raises(TcmError, match="no images"):
+        evaluate([], reference, ME)
+    with pytest.raises(TcmError, match=r"mixed.*prepare"):
+        evaluate([torch.zeros(1, 1, 8, 8).byte(), torch.zeros(1, 1, 9, 9).byte()], reference, ME)
+    with pytest.raises(TcmError, match="uint8"):
+        evaluate([torch.full((2, 1, 8, 8), float("nan"))], reference, ME)
+    with pytest.raises(TcmError, match="1 of 2 images hold NaN"):
+        quantise(torch.tensor([0.0, float("nan")]).view(2, 1, 1, 1))
+
+
+def make_model(kind: str = "consistency", **changes: object) -> tcm.Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1)
+        card = {"kind": kind, "network": network, "image_shape": (1, 8, 8), "classes": 10, "t_max": 10.0, **changes}
+        model = tcm.Model.fresh(tcm.ModelCard.model_validate(card))
+        for parameter in model.denoiser.parameters():  # a fresh network's last layer is zero, and F with it
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        return model
+
+
+@pytest.mark.parametrize(("kind", "sampling"), [("consistency", Sampling(2)), ("diffusion", Sampling(3))])
+def test_samples_depend_on_the_seed_alone(kind: str, sampling: Sampling) -> None:
+    model = make_model(kind)
+    whole = torch.cat(list(generate(model, range(20), sampling, batch=20)))
+    parts = torch.cat(list(generate(model, range(20), sampling, batch=3)))
+    alone = torch.cat(list(generate(model, [13], sampling)))
+    assert torch.equal(whole, parts)
+    assert torch.equal(whole[13:14], alone)
+    assert len({image.numpy().tobytes() for image in whole}) == 20
+
+
+def test_a_models_score_names_its_sampling(reference: Reference) -> None:
+    model = make_model()
+    (one,) = evaluate_model(model, "m", range(5, 105), Sampling(2), reference)
+    assert (one.sampling, one.seed, one.count) == ("times 10, 1, fp32", 5, 100)
+    (heun,) = evaluate_model(make_model("diffusion"), "m", range(100), Sampling(4), reference)
+    assert heun.sampling == "Heun, 4 steps, 7 evaluations, fp32"
+    assert one.subject_hash == heun.subject_hash  # the same weights
+    (bf16,) = evaluate_model(model, "m", range(5, 105), Sampling(2, precision="bf16"), reference)
+    assert bf16.value == pytest.approx(one.value, rel=0.1)
+    assert bf16.value != one.value
+
+
+def exact_denoiser(data: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """D(x, t) = Σ w_i x_i, w = softmax(-|x - x_i|²/2t²): the ideal denoiser of a finite data set."""
+
+    def denoise(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+        distance = torch.cdist(x.flatten(1).double(), data.flatten(1).double()) ** 2
+        weights = (-distance / (2 * t.double().view(-1, 1) ** 2)).softmax(1)
+        return (weights @ data.flatten(1).double()).view_as(x).float()
+
+    return denoise
+
+
+def test_dfid_of_the_exact_denoiser_grows_from_zero(digits: Tensor, reference: Reference) -> None:
+    f = exact_denoiser(digits.float() / 127.5 - 1)
+    times = [0.01, 0.3, 0.6, 1.0, 2.0, 5.0]
+    scores = denoising_distances(f, open_dataset("digits"), times, reference, ME, batch=200)
+    values = [score.value for score in scores]
+    assert values[0] == pytest.approx(0, abs=1e-6)
+    assert values == sorted(values)
+    assert values[-1] > 50
+    assert scores[0].metric == "denoised digits distance at t=0.01"
+    again = denoising_distances(f, open_dataset("digits"), [1.0], reference, ME, batch=77)
+    assert again[0].value == pytest.approx(values[3], rel=1e-6)
+
+
+def test_dfid_of_a_model_below_its_range_and_without_labels(digits: Tensor, reference: Reference) -> None:
+    model = make_model("truncated", t_min=1.0, t_prime=1.0)
+    (score,) = denoising_distances(model_denoise(model), open_dataset("digits"), [0.2], reference, ME, count=200)
+    assert score.count == 200
+    with pytest.raises(TcmError, match="labelled"):
+        denoising_distances(model_denoise(model), ArrayDataset(digits.numpy()), [0.2], reference, ME)
+    with pytest.raises(TcmError, match="positive"):
+        denoising_distances(model_denoise(model), open_dataset("digits"), [0.0], reference, ME)
+
+
+def test_seeds_and_times_as_text() -> None:
+    assert parse_seeds("0-3, 10,7-7") == [0, 1, 2, 3, 10, 7]
+    assert parse_times("80,1.526") == (80.0, 1.526)
+    for wrong in ("", "a", "3-1", "1-", "-1", "0,0", "1.5", "0-99999999999"):
+        with pytest.raises(TcmError, match="seeds="):
+            parse_seeds(wrong)
+    for wrong in ("", "80,", "nan", "inf", "-1", "80 1"):
+        with pytest.raises(TcmError, match="times="):
+            parse_times(wrong)
+
+
+def test_an_inception_score_without_classes_is_refused_before_anything_is_drawn(reference: Reference) -> None:
+    headless = dataclasses.replace(reference, detector=dataclasses.replace(reference.detector, head=None))
+
+    def never() -> Iterator[Tensor]:
+        raise AssertionError("an image was drawn")
+        yield
+
+    with pytest.raises(TcmError, match="no class head"):
+        evaluate(never(), headless, ME, ("fid", "is"))

@@ -1,0 +1,81 @@
+"""Records of scores: written, read, compared only under equal conditions."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tcm.errors import TcmError
+from tcm.evaluation.scores import Score, append_scores, compare, differing_conditions, read_scores
+
+SCORE = Score(
+    metric="FID",
+    value=2.46,
+    deviation=None,
+    count=50_000,
+    subject="model",
+    subject_hash="a" * 64,
+    sampling="times 80, fp32",
+    seed=0,
+    detector="inception",
+    detector_hash="b" * 64,
+    preprocessing="TF1 bilinear to 299",
+    quantisation="truncated to uint8",
+    reference="cifar10",
+    reference_hash="c" * 64,
+    reference_count=50_000,
+    settings="covariance over N - 1",
+    note=None,
+    versions="tcm 0.1.0",
+    time="2026-11-15T00:00:00+00:00",
+)
+
+
+def test_scores_come_back_as_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "scores.jsonl"
+    append_scores(file, [SCORE])
+    append_scores(file, [dataclasses.replace(SCORE, metric="KID", value=0.001, deviation=0.0002, note="FID∞")])
+    assert len(file.read_text(encoding="utf-8").splitlines()) == 2
+    assert read_scores(file)[0] == SCORE
+    assert read_scores(file)[1].note == "FID∞"
+
+
+def test_scores_with_equal_conditions_are_compared() -> None:
+    better = dataclasses.replace(
+        SCORE, value=2.05, subject="other", subject_hash="d" * 64, sampling="times 80, 1, fp32"
+    )
+    (pair,) = compare([SCORE], [SCORE, better])
+    assert (pair.first.value, pair.second.value) == (2.46, 2.05)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("count", 5000),
+        ("detector_hash", "e" * 64),
+        ("preprocessing", "antialiased"),
+        ("quantisation", "rounded"),
+        ("reference_hash", "f" * 64),
+        ("reference_count", 10_000),
+        ("settings", "covariance over N"),
+    ],
+)
+def test_scores_whose_conditions_differ_are_refused(field: str, value: object) -> None:
+    other = dataclasses.replace(SCORE, **{field: value})
+    with pytest.raises(TcmError, match=rf"cannot be compared.*{field}: "):
+        compare([SCORE], [other])
+    assert len(differing_conditions(SCORE, other)) == 1
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TcmError, match="does not exist"):
+        read_scores(tmp_path / "none.jsonl")
+    file = tmp_path / "scores.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(TcmError, match="line 1 is not a score"):
+        read_scores(file)
+    file.write_text("what\n")
+    with pytest.raises(TcmError, match="line 1 is not JSON"):
+        read_scores(file)
+    with pytest.raises(TcmError, match="no metric in common"):
+        compare([SCORE], [dataclasses.replace(SCORE, metric="KID")])

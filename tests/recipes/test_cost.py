@@ -1,0 +1,109 @@
+"""Predicted FLOPs and memory against what a real step on the CPU does."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from tcm.errors import TcmError
+from tcm.method.objectives import Batch, Models
+from tcm.method.preconditioning import Denoiser
+from tcm.method.streams import SampleStreams
+from tcm.networks import build_network
+from tcm.recipes.cost import PEAK_FLOPS, UTILISATION, estimate
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import objective_of
+
+OVERRIDES = {
+    "diffusion": ["digits", "diffusion"],
+    "consistency from data": ["digits", "consistency", "consistency.teacher=none"],
+    "Heun": ["digits", "consistency"],
+    "Euler": ["digits", "consistency", "consistency.solver=euler"],
+    "Heun with guidance": ["digits", "consistency", "consistency.guidance=2.0", "diffusion.label_dropout=0.1"],
+    "truncated": ["digits", "truncated", "truncated.teacher=none"],
+    "truncated, EDM2": [
+        "digits",
+        "truncated",
+        "network.kind=edm2",
+        "network.channels=16",
+        "network.channel_mult=[1, 2]",
+        "network.dropout=0.2",
+    ],
+}
+
+
+@pytest.mark.parametrize("case", OVERRIDES)
+def test_a_real_step(case: str) -> None:
+    name, stage_name, *overrides = OVERRIDES[case]
+    recipe = resolve(name, [*overrides, f"{stage_name}.batch=8"])
+    stage = recipe.stages[stage_name]
+    cost = estimate(recipe, stage)
+    shape, classes = recipe.image_shape, recipe.classes
+    assert shape is not None
+    assert classes is not None
+    denoisers = [Denoiser(build_network(recipe.network, shape, classes), shape, classes) for _ in range(3)]
+    batch = Batch.whole(torch.zeros(8, *shape), torch.zeros(8, dtype=torch.long))
+
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in denoisers[0].parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses = objective_of(recipe, stage).loss(Models(*denoisers), batch, 0, SampleStreams(range(8)))
+        torch.autograd.backward(losses.total)
+    # The first layer's input needs no gradient, so that the backward pass costs a little less than two forward ones.
+    assert 0.98 * cost.step_flops < counter.get_total_flops() <= cost.step_flops
+    saved = sum(storage.nbytes() for storage in storages.values())
+    assert cost.memory.kept_once + cost.memory.activations == pytest.approx(saved, rel=0.01)
+
+
+def test_known_sizes() -> None:
+    """EDM2's paper gives 102 and 406 billion multiplications for S and XL; EDM's network has 21 billion."""
+    forward = {
+        name: estimate(r := resolve(name), r.stages["truncated"]).forward_flops
+        for name in ("cifar10", "imagenet64-s", "imagenet64-xl")
+    }
+    assert forward["cifar10"] / 2e9 == pytest.approx(21.2, abs=0.1)
+    assert forward["imagenet64-s"] / 2e9 == pytest.approx(102, rel=0.02)
+    assert forward["imagenet64-xl"] / 2e9 == pytest.approx(406, rel=0.02)
+
+
+def test_memory_and_hours() -> None:
+    recipe = resolve("digits", ["truncated.averages=[{kind='constant'}, {kind='power'}]"])
+    cost = estimate(recipe, recipe.stages["truncated"])
+    weights = 4 * cost.parameters
+    memory = cost.memory
+    assert (memory.weights, memory.gradients, memory.optimizer) == (weights, weights, 2 * weights)
+    assert (memory.averages, memory.frozen, memory.teacher) == (2 * weights, weights, weights)
+    assert memory.state == 8 * weights
+    assert memory.activations == 128 * cost.activations_per_image
+    assert memory.total == memory.state + memory.activations
+    assert cost.gpu_hours == pytest.approx(1200 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
+    plain = estimate(recipe, recipe.stages["diffusion"]).memory
+    assert (plain.frozen, plain.teacher, plain.averages) == (0, 0, weights)
+
+
+def test_batch_shared_by_processes_and_micro_batches() -> None:
+    recipe = resolve(
+        "digits", ["truncated.accumulation=4", "truncated.precision=bf16", "truncated.frozen_precision=bf16"]
+    )
+    stage = recipe.stages["truncated"]
+    one, two = estimate(recipe, stage), estimate(recipe, stage, processes=2)
+    assert one.memory.activations == 32 * one.activations_per_image == 2 * two.memory.activations
+    assert one.step_flops == two.step_flops
+    whole = estimate(resolve("digits"), resolve("digits").stages["truncated"])
+    assert whole.memory.activations == 8 * one.memory.activations
+    assert whole.memory.frozen == 2 * one.memory.frozen
+
+
+@pytest.mark.parametrize("key", ["image_shape", "classes"])
+def test_what_the_data_would_say_must_be_stated(key: str) -> None:
+    recipe = resolve("digits", [f"{key}=none"])
+    with pytest.raises(TcmError, match=f"digits: {key} is not set, so that costs cannot be computed"):
+        estimate(recipe, recipe.stages["diffusion"])

@@ -1,0 +1,243 @@
+"""Must show 5 of the training engine: what is wrong with a recipe is said in one line, with the key and the remedy.
+
+What only a trainer can know (a given model's channels and classes, the number of processes) is tested with the trainer.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tcm.errors import TcmError
+from tcm.recipes.resolve import resolve
+
+WRONG_OVERRIDES = {
+    # misspelt and unknown keys
+    "digits truncated.t_prim=1.5": "digits: truncated.t_prim is not a known key; did you mean 't_prime'?",
+    "digits truncate.t_prime=1.5": (
+        "override 'truncate.t_prime': 'truncate' is neither a key nor a stage of this recipe; "
+        "did you mean 'truncated.t_prime'?"
+    ),
+    "digits t_prime=1.5": (
+        "override 't_prime': 't_prime' is neither a key nor a stage of this recipe; did you mean 'truncated.t_prime'?"
+    ),
+    "digits xyz=1": (
+        "override 'xyz': 'xyz' is neither a key nor a stage of this recipe; "
+        "the stages are diffusion, consistency, truncated"
+    ),
+    "digits network.chanels=32": "digits: network.chanels is not a known key; did you mean 'channels'?",
+    "digits consistency.t_prime=1.0": (
+        "digits: consistency.t_prime is not a known key; remove it or correct its spelling"
+    ),
+    "digits truncated.times.gamma=2.0": (
+        "digits: truncated.times.gamma is not a known key; remove it or correct its spelling"
+    ),
+    # not an override
+    "digits seed": "override 'seed' is not of the form key=value; write it like truncated.t_prime=1.5",
+    "digits truncated..steps=3": (
+        "override 'truncated..steps=3' is not of the form key=value; write it like truncated.t_prime=1.5"
+    ),
+    "digits seed=1 seed=2": "override 'seed=2' is given twice or contradicts another one; give it once",
+    "digits data=3 data.path=x": "override 'data.path=x' contradicts another override; give one of the two",
+    # types and single values
+    "digits consistency.steps=many": "digits: consistency.steps='many' must be a valid integer",
+    "digits consistency.steps=1e5": "digits: consistency.steps=100000.0 must be an integer; write 100000",
+    "digits consistency.batch=0": "digits: consistency.batch=0 must be greater than 0",
+    "digits consistency.optimizer=sgd": "digits: consistency.optimizer='sgd' must be 'radam', 'adam' or 'adamw'",
+    "digits consistency.betas=0.9": "digits: consistency.betas=0.9 must be a list, in brackets",
+    "digits consistency.betas=[0.9,1.0]": "digits: consistency.betas[1]=1.0 must be less than 1",
+    "digits consistency.averages=[]": "digits: consistency.averages=() must have at least 1 item, not 0",
+    "digits consistency.guard=off": "digits: consistency.guard='off' must be a table of keys",
+    "digits consistency.objective=gan": (
+        "digits: consistency.objective='gan' must be one of 'diffusion', 'consistency', 'truncated'"
+    ),
+    "digits network.kind=unet": "digits: network.kind='unet' must be one of 'ddpmpp', 'edm2'",
+    "digits truncated.times.kind=lognormal": "digits: truncated.times.mean is missing; add it",
+    "digits data.channels=2": "digits: data.channels=2 must be 1 or 3",
+    "digits t_max=inf": "digits: t_max=inf must be a finite number",
+    "digits image_shape=[1,8]": "digits: image_shape[2] is missing; add it",
+    # times
+    "digits truncated.t_prime=10": (
+        "digits: truncated.t_prime=10.0 must lie between t_min=0.002 and t_max=10.0; the paper uses 1.0"
+    ),
+    "digits truncated.t_prime=0.001": (
+        "digits: truncated.t_prime=0.001 must lie between t_min=0.002 and t_max=10.0; the paper uses 1.0"
+    ),
+    "imagenet64-xl truncated.t_prime=2.0": (
+        "imagenet64-xl: second_time=1.526 must be at least truncated.t_prime=2.0 and below t_max=80.0, where the last "
+        "model is defined; change one of them"
+    ),
+    "digits second_time=0.821": (
+        "digits: second_time=0.821 must be at least truncated.t_prime=1.0 and below t_max=10.0, where the last model "
+        "is defined; change one of them"
+    ),
+    "digits t_min=20": "digits: t_min=20.0 must lie below t_max=10.0",
+    "digits consistency.t_high=80": "digits: consistency.t_high=80.0 must lie between t_min=0.002 and t_max=10.0",
+    "digits consistency.t_high=0.5": (
+        "digits: truncated.t_prime=1.0 asks the frozen stage 'consistency' for times from 0.6848 to 1.0, and it is "
+        "defined from 0.002 to 0.5; change t_prime or frozen"
+    ),
+    "digits truncated.times.low=0.5": (
+        "digits: truncated.times.low=0.5 lies outside the stage's range from 1.0 to 10.0; "
+        "set it to 'none' to use the whole range"
+    ),
+    "digits consistency.times.low=5.0 consistency.times.high=2.0": (
+        "digits: consistency.times.low=5.0 must lie below consistency.times.high=2.0"
+    ),
+    # batches and schedules
+    "digits truncated.boundary_fraction=0.005": (
+        "digits: truncated.boundary_fraction=0.005 of batch=128 leaves no boundary sample, and training would "
+        "collapse; use batch=200 or more, or a larger boundary_fraction"
+    ),
+    "digits truncated.accumulation=3": (
+        "digits: truncated.batch=128 is not divisible by accumulation=3; use batch=126 or 129"
+    ),
+    "digits truncated.schedule=inverse_sqrt": (
+        "digits: truncated.schedule='inverse_sqrt' needs schedule_reference, the step after which the learning rate "
+        "falls; add it, such as schedule_reference=2000"
+    ),
+    "digits truncated.schedule_reference=100": (
+        "digits: truncated.schedule_reference=100 has no effect on schedule='constant'; use schedule='inverse_sqrt' "
+        "or schedule_reference='none'"
+    ),
+    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1200; shorten it",
+    # stages that need one another
+    "digits order=['diffusion','truncated']": (
+        "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', and a consistency model is needed "
+        "below t_prime; put a consistency stage before 'truncated'"
+    ),
+    "digits order=['truncated'] truncated.init=scratch truncated.teacher=none": (
+        "digits: truncated.init='scratch': a truncated stage goes on from a consistency model; put a consistency "
+        "stage before it, or use init='previous' and give a model with --init"
+    ),
+    "digits order=['diffusion','diffusion']": (
+        "overrides: order=['diffusion', 'diffusion'] must be a list of stages, each once; all of them are "
+        '["diffusion", "consistency", "truncated"]'
+    ),
+    "digits order=[[1]]": (
+        "overrides: order=[[1]] must be a list of stages, each once; all of them are "
+        '["diffusion", "consistency", "truncated"]'
+    ),
+    "digits order=['stage1']": (
+        "overrides: order names the unknown stage 'stage1'; the stages are diffusion, consistency, truncated"
+    ),
+    "digits consistency.teacher=difusion": (
+        "digits: consistency.teacher='difusion' is no earlier stage; did you mean 'diffusion'? "
+        "(a model folder needs a slash: ./difusion)"
+    ),
+    "digits truncated.teacher=consistency": (
+        "digits: truncated.teacher='consistency' is a consistency stage, which cannot be a teacher model; "
+        "use one of: diffusion, init, none"
+    ),
+    "digits truncated.frozen=diffusion": (
+        "digits: truncated.frozen='diffusion' is a diffusion stage, which cannot be a frozen model; "
+        "use one of: consistency, previous"
+    ),
+    "digits consistency.init=truncated": (
+        "digits: consistency.init='truncated' does not come before 'consistency'; "
+        "use one of: diffusion, previous, scratch"
+    ),
+    "cifar10 truncated.frozen=truncated": (
+        "cifar10: truncated.frozen='truncated' does not come before 'truncated'; use one of: consistency, previous"
+    ),
+    "digits stages.seed={objective='diffusion',steps=1,batch=1,learning_rate=0.1}": (
+        "digits: 'seed' cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
+    ),
+    # labels
+    "digits truncated.guidance=2.0": (
+        "digits: truncated.guidance=2.0 needs a teacher that also knows images without a label; "
+        "set diffusion.label_dropout=0.1 or guidance=1.0"
+    ),
+    "cifar10 truncated.guidance=2.0": (
+        "cifar10: truncated.guidance=2.0 needs a teacher; name a diffusion stage as teacher or set guidance=1.0"
+    ),
+    "cifar10 truncated.guidance=2.0 truncated.teacher=init": (
+        "cifar10: truncated.guidance=2.0 needs labels; set conditional=true or guidance=1.0"
+    ),
+    "digits conditional=false diffusion.label_dropout=0.1": (
+        "digits: diffusion.label_dropout=0.1 needs labels; set conditional=true or label_dropout=0.0"
+    ),
+    "cifar10 uncertainty=128": "cifar10: uncertainty=128 needs a diffusion stage, and there is none; set it to 0",
+    # networks
+    "cifar10 network.channels=36": (
+        "cifar10: network.channels=36 gives a layer of 144 channels, which group normalisation cannot divide into 32 "
+        "groups; use a multiple of 32"
+    ),
+    "imagenet64-s network.channels=200": (
+        "imagenet64-s: network.channels=200 gives an attention layer of 600 channels, which its 9 heads do not divide; "
+        "use a multiple of 64"
+    ),
+    "fashion-mnist network.channel_mult=[1,2,2,2]": (
+        "fashion-mnist: image height=28 is not a multiple of 8, which the 4 levels of channel_mult=[1, 2, 2, 2] need; "
+        "resize the images or use fewer levels"
+    ),
+    # names
+    "cifra10": (
+        "recipe 'cifra10' does not exist; did you mean 'cifar10'? (a recipe of your own is a file that ends in .toml)"
+    ),
+    "nowhere.toml": "recipe 'nowhere.toml' cannot be read (No such file or directory); check the path",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), WRONG_OVERRIDES.items(), ids=WRONG_OVERRIDES)
+def test_override(command: str, message: str) -> None:
+    name, *overrides = command.split(" ")
+    with pytest.raises(TcmError) as caught:
+        resolve(name, overrides)
+    assert str(caught.value) == message
+
+
+STAGE = "[stages.a]\nobjective = 'diffusion'\nsteps = 1\nbatch = 1\nlearning_rate = 0.1\n"
+WRONG_FILES = {
+    "extends = 'digits'\nextend = 'digits'": "extend is not a known key; remove it or correct its spelling",
+    "extends = 'digit'": (
+        "extends='digit' does not exist; did you mean 'digits'? (a recipe of your own is a file that ends in .toml)"
+    ),
+    "extends = 'digits'\n[data]\npath = 2024": 'data.path=2024 must be text; put it in quotes: "2024"',
+    "extends = 3": "extends=3 must be the name of a recipe or a .toml file",
+    "[network]\nkind = 'ddpmpp'\n" + STAGE: "data is missing; add it",
+    "extends = 'digits'\n[stages.more]\nsteps = 5": "more.objective is missing; add it",
+    "extends = 'digits'\n[stages.more]\nobjective = 'diffusion'\nstep = 5": (
+        "more.step is not a known key; did you mean 'steps'?"
+    ),
+    "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
+    "ratio_limit = 0.9\nt_prime = 1.2": (
+        "again.t_prime=1.2 asks the frozen stage 'truncated' for times from 0.8578 to 1.2, and it is defined from 1.0 "
+        "to 10.0; change t_prime or frozen"
+    ),
+    "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_FILES.items())
+def test_file(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(TcmError) as caught:
+        resolve(str(file))
+    assert str(caught.value) == f"{file}: {message}"
+
+
+def test_syntax(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("seed = \n")
+    with pytest.raises(TcmError, match=r"mine.toml is not valid TOML: Invalid value \(at line 1, column 8\)"):
+        resolve(str(file))
+
+
+def test_not_text(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(b"name = '\xff'")
+    with pytest.raises(TcmError, match=r"mine.toml is not UTF-8 text; save it as UTF-8"):
+        resolve(str(file))
+
+
+def test_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    first, second = tmp_path / "first.toml", tmp_path / "a" / "second.toml"
+    first.write_text("extends = 'a/second.toml'")
+    second.write_text("extends = '../a/../first.toml'")
+    with pytest.raises(TcmError) as caught:
+        resolve(str(first))
+    assert str(caught.value) == (
+        f"{second}: extends='{first}' leads back to itself; remove one `extends` of the circle"
+    )

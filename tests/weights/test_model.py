@@ -1,0 +1,325 @@
+"""The model folder: what is saved is what is loaded, and whatever is wrong with a folder is named."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+
+import tcm
+from tcm import DDPMppConfig, EDM2Config, Model, ModelCard
+from tcm.errors import TcmError
+from tcm.weights import Provenance
+from tcm.weights.folders import new_folder
+
+TINY = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
+
+
+def card(**changes) -> ModelCard:
+    return ModelCard(**({"kind": "consistency", "network": TINY, "image_shape": (1, 4, 4)} | changes))
+
+
+def lively(model: Model) -> Model:
+    """Leave the initialisation, in which the last layers are nearly zero."""
+    with torch.no_grad():
+        for parameter in model.denoiser.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    lively(Model.fresh(card())).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@st.composite
+def cards(draw) -> ModelCard:
+    mult = tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=2)))
+    side = st.integers(1, 2).map(lambda count: count * 2 ** len(mult))
+    shared = {"channel_mult": mult, "blocks": 1, "attention": draw(st.sampled_from([(), (4,), (8, 4)]))}
+    network = draw(
+        st.sampled_from(
+            [
+                DDPMppConfig(channels=8, dropout=0.1, noise_mult=2, **shared),
+                EDM2Config(channels=16, **shared),
+                EDM2Config(channels=64, dropout_up_to=4, dropout=0.5, **shared),
+            ]
+        )
+    )
+    kind = draw(st.sampled_from(["diffusion", "consistency", "truncated"]))
+    t_min = draw(st.floats(1e-3, 2))
+    return card(
+        kind=kind,
+        network=network,
+        image_shape=(draw(st.integers(1, 3)), draw(side), draw(side)),
+        classes=draw(st.sampled_from([0, 3])),
+        sigma_data=draw(st.floats(0.1, 2)),
+        t_min=t_min,
+        t_max=draw(st.floats(5, 100)),
+        t_prime=t_min if kind == "truncated" else None,
+        second_time=draw(st.floats(2, 4)),
+        uncertainty=draw(st.sampled_from([0, 8])),
+        provenance=Provenance(recipe=draw(st.none() | st.text(max_size=5)), step=draw(st.none() | st.integers(0, 9))),
+    )
+
+
+@settings(max_examples=25)
+@given(cards())
+def test_loading_gives_back_what_was_saved(tmp_path_factory, chosen: ModelCard) -> None:
+    """Card, tensors and, what tensors alone would not show, the images."""
+    folder = tmp_path_factory.mktemp("models") / "model"
+    model = lively(Model.fresh(chosen))
+    model.save(folder)
+    loaded = tcm.load(folder)
+    assert loaded.card == chosen
+    state, again = model.denoiser.state_dict(), loaded.denoiser.state_dict()
+    assert state.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
+    steps = 2
+    assert torch.equal(loaded.sample(2, steps=steps, seed=7), model.sample(2, steps=steps, seed=7))
+    denoiser = loaded.denoiser
+    assert (denoiser.t_min, denoiser.t_max, denoiser.sigma_data) == (chosen.t_min, chosen.t_max, chosen.sigma_data)
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_loaded_model_trains(saved: Path) -> None:
+    model = tcm.load(saved)
+    assert all(parameter.requires_grad for parameter in model.denoiser.parameters())
+    model.denoiser(torch.zeros(1, 1, 4, 4), torch.ones(1)).sum().backward()
+
+
+def test_saving_replaces_a_model_and_leaves_nothing_beside_it(saved: Path) -> None:
+    other = lively(Model.fresh(card(classes=2)))
+    other.save(saved)
+    assert tcm.load(saved).card.classes == 2
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_saving_never_deletes_anything_else(tmp_path: Path, saved: Path) -> None:
+    model = Model.fresh(card())
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(TcmError, match=r"thesis holds chapter.tex, which saving a model there would delete"):
+        model.save(tmp_path / "thesis")
+    (saved / "README.md").write_text("mine")
+    with pytest.raises(TcmError, match=r"README.md"):
+        model.save(saved)
+    with pytest.raises(TcmError, match=r"README.md is a file"):
+        model.save(saved / "README.md")
+    assert (saved / "README.md").read_text() == "mine"
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
+
+
+def test_a_failing_save_changes_nothing(saved: Path) -> None:
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+
+    def fail() -> None:
+        with new_folder(saved) as folder:
+            (folder / "config.json").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("network.conv_in.weight"), r"lacks network.conv_in.weight"),
+        (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, unknown to this network"),
+        (
+            lambda tensors: tensors.update({"network.conv_out.bias": torch.zeros(7)}),
+            r"network.conv_out.bias has shape \[7\], and this network needs \[1\]",
+        ),
+        (lambda tensors: tensors.clear(), r"lacks .*, .*, .* and \d+ more"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(saved: Path, change, message: str) -> None:
+    tensors = load_file(saved / "model.safetensors")
+    change(tensors)
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(TcmError, match=message):
+        tcm.load(saved)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_damaged_file_is_an_error_of_one_short_line_or_no_error(tmp_path: Path, name: str, data) -> None:
+    """Cut anywhere, or with any bytes changed: a TcmError, and nothing else."""
+    folder = tmp_path / "model"
+    if not folder.exists():
+        lively(Model.fresh(card())).save(folder)
+        (folder / name).rename(tmp_path / name)
+    whole = (tmp_path / name).read_bytes()
+    head = min(len(whole), 3000)  # where the structure is
+    cut = data.draw(st.integers(0, len(whole)) | st.integers(0, head))
+    content = bytearray(whole[:cut])
+    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, head), st.integers(0, 255)), max_size=3)):
+        if place < len(content):
+            content[place] = byte
+    (folder / name).write_bytes(content)
+    message = name
+    try:
+        tcm.load(folder)
+    except TcmError as error:
+        message = str(error)
+    assert name in message
+    assert "\n" not in message
+    assert len(message) < 700
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_missing_files_are_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(TcmError, match=rf"{name} does not exist; a model folder holds"):
+        tcm.load(saved)
+    (saved / name).mkdir()
+    with pytest.raises(TcmError, match=name):
+        tcm.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"t_min": 90.0}, "t_min=90.0 must lie below t_max=80.0"),
+        ({"kind": "truncated"}, "t_prime=None does not fit kind=truncated"),
+        ({"t_prime": 1.0}, "t_prime=1.0 does not fit kind=consistency"),
+        ({"kind": "truncated", "t_prime": 1.0}, "t_min=0.002 must be t_prime=1.0"),
+        ({"kind": "other"}, "kind='other'"),
+        ({"sigma_data": 0}, "sigma_data=0"),
+        ({"image_shape": [1, 0, 4]}, "image_shape.1=0"),
+        ({"image_shape": [1, 4]}, "image_shape"),
+        ({"network": {"kind": "unet"}}, "network.kind='unet': must be one of"),
+        ({"network": {"kind": "ddpmpp", "channel": 8}}, "network.channel is not a known key; did you mean 'channels'?"),
+        ({"format": 2}, "format=2"),
+        ({"colour": "red"}, "colour is not a known key"),
+    ],
+)
+def test_a_wrong_config_names_key_and_value(saved: Path, changes: dict, message: str) -> None:
+    path = saved / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(TcmError, match=r"config.json") as caught:
+        tcm.load(saved)
+    assert message in str(caught.value)
+
+
+def test_a_card_without_its_network_is_an_error(saved: Path) -> None:
+    path = saved / "config.json"
+    content = json.loads(path.read_text())
+    del content["network"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(TcmError, match="network is missing"):
+        tcm.load(saved)
+
+
+def test_cards_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        card().t_max = 3.0
+
+
+def test_nothing_is_unpickled(saved: Path) -> None:
+    torch.save({"anything": torch.zeros(1)}, saved / "model.safetensors")
+    with pytest.raises(TcmError, match="is damaged"):
+        tcm.load(saved)
+
+
+@pytest.mark.parametrize("path", ["no/such/folder", "./missing/model", "/nowhere", "~/model", "plain"])
+def test_what_is_neither_folder_nor_hub_id(path: str) -> None:
+    with pytest.raises(TcmError, match="is not a folder"):
+        tcm.load(path)
+
+
+@pytest.mark.parametrize("name", ["someone/does-not-exist", "some one/bad name"])
+def test_a_hub_id_out_of_reach(tmp_path: Path, name: str) -> None:
+    code = f"import tcm; tcm.load({name!r})"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"TcmError: {name} is neither a folder nor a model that the hub offers" in done.stderr
+
+
+def test_a_model_of_the_hubs_cache_is_loaded(saved: Path, tmp_path: Path) -> None:
+    """The hub's own layout on disk, read without the network."""
+    cache = tmp_path / "hub" / "models--someone--tiny"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    (cache / "snapshots").mkdir()
+    saved.rename(cache / "snapshots" / ("0" * 40))
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    code = "import tcm; print(tcm.load('someone/tiny').card.kind)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "consistency", done.stderr
+
+
+def test_image_i_is_the_same_in_any_batch_and_count() -> None:
+    model = lively(Model.fresh(card(classes=3)))
+    whole = model.sample(7, steps=2, seed=10)
+    assert whole.shape == (7, 1, 4, 4)
+    for batch in (1, 2, 5):
+        torch.testing.assert_close(model.sample(7, steps=2, seed=10, batch=batch), whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.sample(steps=2, seed=13), whole[3:4], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.sample(seeds=[16, 11], steps=2), whole[[6, 1]], rtol=1e-5, atol=1e-6)
+    assert model.sample(0).shape == (0, 1, 4, 4)
+
+
+def test_labels_of_samples() -> None:
+    model = lively(Model.fresh(card(classes=3)))
+    drawn = model.sample(4)
+    chosen = torch.cat([model.sample(1, seed=seed, labels=0) for seed in range(4)])
+    torch.testing.assert_close(model.sample(4, labels=[0, 0, 0, 0]), chosen, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(drawn, chosen)
+    for labels, message in (
+        ([0, 1], "2 entries for 4 images"),
+        ([0, 1, 2, 3], "between 0 and 2"),
+        (-1, "between 0 and 2"),
+    ):
+        with pytest.raises(TcmError, match=message):
+            model.sample(4, labels=labels)
+    with pytest.raises(TcmError, match="knows no classes"):
+        Model.fresh(card()).sample(1, labels=0)
+
+
+def test_times_and_steps_of_sampling() -> None:
+    truncated = lively(Model.fresh(card(kind="truncated", t_min=1.0, t_prime=1.0, second_time=1.5)))
+    assert truncated.times(1) == [80.0]
+    assert truncated.times(2) == [80.0, 1.5]
+    assert torch.equal(truncated.sample(2, steps=2), truncated.sample(2, times=[80.0, 1.5]))
+    assert torch.equal(truncated.sample(2), truncated.sample(2, steps=1))
+    with pytest.raises(TcmError, match=r"times\[1\]=0.821 lies below 1, where this model is undefined"):
+        truncated.sample(1, times=[80.0, 0.821])
+    diffusion = lively(Model.fresh(card(kind="diffusion")))
+    assert torch.equal(diffusion.sample(2), diffusion.sample(2, steps=18))
+    with pytest.raises(TcmError, match=r"times=\[80.0\] are for consistency models"):
+        diffusion.sample(1, times=[80.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not fit the 3 seeds"),
+        ({"steps": 1, "times": [80.0]}, "exclude each other"),
+        ({"count": 2, "batch": 0}, "batches of 0"),
+        ({"count": -1}, "count=-1"),
+        ({"steps": 0}, "steps=0"),
+        ({"times": []}, "times is empty"),
+    ],
+)
+def test_arguments_of_sampling_that_cannot_be_meant(arguments: dict, message: str) -> None:
+    with pytest.raises(TcmError, match=message):
+        Model.fresh(card()).sample(**arguments)
+
+
+def test_moving_a_model_returns_it() -> None:
+    model = Model.fresh(card())
+    assert model.to("cpu") is model
