@@ -165,6 +165,15 @@ def test_every_mask_is_used(config) -> None:
             assert not torch.allclose(network(x, c_noise, None, masks), all_kept), place
 
 
+@small
+def test_no_sample_is_a_batch_too(config) -> None:
+    """A process whose share has no target of one kind still calls that network."""
+    network = build_network(config, (1, 8, 8), 2)
+    masks = network.draw_masks(SampleStreams([]))
+    out = network(torch.empty(0, 1, 8, 8), torch.empty(0), torch.empty(0, dtype=torch.int64), masks)
+    assert out.shape == (0, 1, 8, 8)
+
+
 def test_edm2_drops_at_low_resolutions_only() -> None:
     config = EDM2Config(channels=16, channel_mult=(1, 1, 1), blocks=1, dropout=0.4, dropout_up_to=8)
     shapes = build_network(config, (1, 16, 12), 0).dropout_shapes
