@@ -247,6 +247,13 @@ def test_edm2_keeps_magnitudes_at_initialisation() -> None:
     assert all(0.6 < magnitude < 1.6 for magnitude in seen)
 
 
+def test_edm2_clips_what_float16_could_not_hold() -> None:
+    block = build_network(SMALL["edm2"], (1, 8, 8), 0).decoder[0]
+    with torch.no_grad():
+        out = block(torch.full((1, 128, 4, 4), 1e5), torch.zeros(1, 128), None)
+    assert float(out.abs().max()) == 256
+
+
 @small
 @pytest.mark.parametrize("masked", [False, True])
 def test_autocast(config, masked: bool) -> None:
