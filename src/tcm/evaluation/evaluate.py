@@ -48,8 +48,8 @@ def evaluate(
 ) -> list[Score]:
     """Score uint8 batches [n, C, H, W] against a reference; under torchrun each process gives its share of the images.
 
-    >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))
-    >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value
+    >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))  # doctest: +SKIP
+    >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value  # doctest: +SKIP
     """
     check_detector(reference.detector, metrics)
     if reference.features is None and needs_reference_features(metrics):
@@ -99,7 +99,8 @@ def evaluate_model(
 ) -> list[Score]:
     """Score a model's samples, one for each seed.
 
-    >>> evaluate_model(tcm.load("digits"), "digits", range(2000), Sampling(steps=1), reference)[0].value
+    >>> model = tcm.load("digits")  # doctest: +SKIP
+    >>> evaluate_model(model, "digits", range(2000), Sampling(steps=1), reference)[0].value  # doctest: +SKIP
     """
     subject = model_subject(model, name, sampling.describe(model), seeds[0])
     return evaluate(generate(model, share(processes, seeds), sampling, batch), reference, subject, metrics, processes)

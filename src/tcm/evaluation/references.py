@@ -48,6 +48,7 @@ class Observed:
 def observe(images: Iterable[Tensor], detector: Detector, keep: bool = False, processes: Processes = ALONE) -> Observed:
     """One pass over this process's uint8 batches; statistics over all processes. `keep` also collects the features.
 
+    >>> from tcm.evaluation.features import load_detector
     >>> observe([torch.zeros(4, 1, 8, 8, dtype=torch.uint8)], load_detector("digits")).statistics.count
     4
     """
