@@ -24,9 +24,8 @@ def losses(runs: Sequence[ObservedRun]) -> str:
             svg = figures.loss_by_time(run.record.recipe, stage, colours[stage.name])
             parts.append(_plot(svg, f"Loss by noise level, {stage.name}", _named(run, stage.name, runs)))
     sentence = (
-        "The loss at each noise level in the first, second and last third of a stage: where the curves still fall "
-        "apart, the model is still learning. In a consistency stage, pairs closer in time make the loss rise with each "
-        "tightening of the ratio."
+        "The loss at each noise level in the first, second and last third of a stage: where the curves lie apart the "
+        "model was still learning, where they lie on each other it has learned what it can."
     )
     return section("Loss by noise level", sentence, beside(parts)) if parts else ""
 
@@ -43,9 +42,7 @@ def stability(runs: Sequence[ObservedRun]) -> str:
         stages = [stage for stage in _consistency(run.record) if stage.numbers]
         if stages:
             svg = figures.gradient_norms(stages, colours, limits)
-            caption = (
-                "Gradient norm: mean, and up to the largest of each interval as a band. Spikes precede a collapse."
-            )
+            caption = "Gradient norm of the consistency stages: the mean, and up to the largest as a band."
             norms.append(_plot(svg, "Gradient norm of the consistency stages", _named(run, caption, runs)))
             svg = figures.ratios(run.record.recipe, _consistency(run.record), colours)
             caption = (
@@ -53,8 +50,8 @@ def stability(runs: Sequence[ObservedRun]) -> str:
             )
             ratios.append(_plot(svg, "Ratio of the times of a pair over steps", _named(run, caption, runs)))
     sentence = (
-        "Truncated training should be the calmer of the two: a lower, smoother gradient norm, although it works with "
-        "the hardest pairs from its first step."
+        "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
+        "training, which holds the hardest pairs from its first step, should not."
     )
     return section("Stability", sentence, beside([*norms, *ratios]))
 
@@ -68,9 +65,9 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
         t_prime = _t_prime(record)
         stages = [stage for stage in record.stages if stage.spec.objective != "diffusion"] or record.stages
         svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
-        caption = "From where each stage draws its training times: truncation spends all of them above t′."
+        caption = "Where each stage's training times lie: truncation spends all above t′ (its peak there is cut off)."
         if t_prime is None:
-            caption = "From where each stage draws its training times."
+            caption = "Where each stage's training times lie."
         times.append(_plot(svg, "Densities of the training times", _named(run, caption, runs)))
         curves = denoising_curves(run)
         finished = [stage for stage in _consistency(record) if stage.status == "finished"]

@@ -15,11 +15,12 @@ from tcm.method.streams import SampleStreams
 from tcm.report.runs import RunRecord, StageRecord
 from tcm.weights import Model
 
-COLUMNS = 10
+COLUMNS = 12
+CLASSES = 10
 PER_CLASS = 10
 PATHS = 3
 PATH_STEPS = (1, 2, 4)
-STRIPS, STRIP_LENGTH = 4, 10
+STRIPS, STRIP_LENGTH = 4, COLUMNS
 SAMPLES = 64
 TIMING_SECONDS = 0.5
 
@@ -73,6 +74,7 @@ class Showpiece:
     per_class: Tensor | None
     paths: list[PathFromNoise]
     interpolations: Tensor | None
+    strip_classes: list[int]
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
 def _draw(model: Model, way: Way) -> Drawn:
     sampling = WAYS[way]
     labels = spread_classes(model.card.classes, COLUMNS)
+    model.sample(1, steps=1)  # the first call of a network is slow
     start = time.perf_counter()
     images = model.sample(steps=sampling.steps, seeds=range(COLUMNS), labels=labels)
     seconds, count = time.perf_counter() - start, COLUMNS
@@ -153,7 +156,7 @@ def _draw(model: Model, way: Way) -> Drawn:
 def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
     way = ways_of(stage)[0]
     steps, classes = WAYS[way].steps, model.card.classes
-    rows = spread_classes(classes, min(classes, COLUMNS)) or []
+    rows = spread_classes(classes, min(classes, CLASSES)) or []
     per_class = None
     if rows:
         labels = [label for label in rows for _ in range(PER_CLASS)]
@@ -168,6 +171,7 @@ def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
         per_class,
         [path_from_noise(model, steps) for steps in PATH_STEPS] if consistent else [],
         interpolate(model) if consistent else None,
+        spread_classes(classes, STRIPS) or [],
     )
 
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from tcm.method.objectives import Consistency, Diffusion, TruncatedConsistency
+from tcm.recipes.fields import TruncatedStage
 from tcm.recipes.schema import Recipe, objective_of, time_range
 from tcm.report.headline import Curve
 from tcm.report.runs import StageRecord
@@ -167,9 +168,9 @@ def time_distributions(
             colour = SERIES[colours[stage.name]]
             axes.fill_between(t, density, color=colour, alpha=0.12, linewidth=0)
             axes.plot(t, density, color=colour, label=stage.name)
-            # A peak at t' that dwarfs all else is cut, so that the others stay visible.
-            highest = max(highest, float(np.quantile(density, 0.97)))
-        axes.set_ylim(0, highest * 1.25)
+            # A peak at t' that dwarfs all else is cut, so that the rest stays visible.
+            highest = max(highest, float(np.quantile(density, 0.75 if isinstance(stage.spec, TruncatedStage) else 1)))
+        axes.set_ylim(0, highest * 1.6)
         _mark(axes, t_prime)
         axes.legend(loc="upper left")
 

@@ -43,8 +43,7 @@ def per_class(runs: Sequence[ObservedRun]) -> str:
             return ""
         names = _class_names(run.record)
         rows: list[tuple[Content, torch.Tensor]] = [
-            (names[label] if label < len(names) else str(label), images)
-            for label, images in zip(piece.classes, piece.per_class, strict=True)
+            (_class_name(names, label), images) for label, images in zip(piece.classes, piece.per_class, strict=True)
         ]
         label = f"Samples of {run.record.name}, a row for each class"
         return figure(rows_of_images(rows, "two small"), label, f"{piece.stage.name}, {piece.way}")
@@ -80,9 +79,12 @@ def interpolations(runs: Sequence[ObservedRun]) -> str:
         piece = run.showpiece
         if piece is None or piece.interpolations is None:
             return ""
-        rows: list[tuple[Content, torch.Tensor]] = [("", strip) for strip in piece.interpolations]
+        names = _class_names(run.record) if piece.classes else ()
+        rows: list[tuple[Content, torch.Tensor]] = [
+            (_strip_label(piece, names, place), strip) for place, strip in enumerate(piece.interpolations)
+        ]
         label = f"Interpolations between two noises, {run.record.name}"
-        return figure(rows_of_images(rows, "bare"), label, f"{piece.stage.name}, {piece.way}")
+        return figure(rows_of_images(rows), label, f"{piece.stage.name}, {piece.way}")
 
     sentence = (
         "From left to right the noise turns into another one: the image should change smoothly and stay an image; "
@@ -139,6 +141,15 @@ def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Te
     times = ", ".join(f"{t:.3g}" for t in path.times)
     steps = f"{len(path.times)} step{'s' if len(path.times) > 1 else ''}"
     return [(Html(f"{steps}<small>t = {times}</small>"), pairs)]
+
+
+def _strip_label(piece: Showpiece, names: Sequence[str], place: int) -> str:
+    """The class of an interpolation, if the model knows classes."""
+    return f"class {_class_name(names, piece.strip_classes[place])}" if piece.strip_classes else ""
+
+
+def _class_name(names: Sequence[str], label: int) -> str:
+    return names[label] if label < len(names) else str(label)
 
 
 def _class_names(run: RunRecord) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from tcm.report.html import (
 )
 from tcm.report.runs import RunRecord, StageRecord
 
-HERO = 20
+HERO, HERO_ROWS = 20, 2
 
 
 def opening(runs: Sequence[ObservedRun]) -> str:
@@ -35,10 +35,9 @@ def opening(runs: Sequence[ObservedRun]) -> str:
         parts.append(paragraph(named + _facts(run.record), "facts"))
         if run.showpiece is not None:
             stage, way = run.showpiece.stage.name, run.showpiece.way
-            label = f"{HERO} samples of {run.record.name}, stage {stage}, {way}"
-            parts.append(
-                f'<div class="hero">{figure(rows_of_images([("", run.showpiece.samples[:HERO])]), label)}</div>'
-            )
+            label = f"{HERO * HERO_ROWS} samples of {run.record.name}, stage {stage}, {way}"
+            rows = [("", run.showpiece.samples[HERO * row :][:HERO]) for row in range(HERO_ROWS)]
+            parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
         parts.append(_stage_list(run.record))
         parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
     return f"<header>{''.join(parts)}</header>"
@@ -60,7 +59,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
     ]
     if not rows:
         sentence = "No stage has finished, so there is no model to measure yet."
-        return section("Headline", sentence, *problems)
+        return section("Results", sentence, *problems)
     scores = [row.score for row in rows if row.score is not None]
     metric = scores[0].metric if scores else "distance"
     best = min((score.value for row in rows if (score := row.score) and row.evaluations <= 2), default=None)
@@ -81,7 +80,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
             ]
             lines.append([run.record.name, *line] if len(runs) > 1 else line)
     return section(
-        "Headline",
+        "Results",
         _verdict(rows),
         table(["run", *heads] if len(runs) > 1 else heads, lines, "headline"),
         *_conditions(scores),
@@ -194,7 +193,9 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
     truncated = [row for row in one_step.values() if row.stage.spec.objective == "truncated"]
     others = [row for row in one_step.values() if row.stage.spec.objective == "consistency"]
     if len({row.run.folder for row in rows}) > 1 or not truncated or not others:
-        return "Lower is better; the second column is the price: how often the network is evaluated for an image."
+        return (
+            "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
+        )
     ours, theirs = truncated[-1], others[-1]
     assert ours.score is not None, "one_step holds measured rows only"
     assert theirs.score is not None, "one_step holds measured rows only"
@@ -202,8 +203,7 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
     word = "lower" if change >= 0 else "higher"
     return Html(
         f"With one evaluation, <strong>{escape(ours.stage.name)} reaches {ours.score.value:.3g}</strong> and "
-        f"{escape(theirs.stage.name)} {theirs.score.value:.3g}: {abs(change):.0%} {word} after truncation. "
-        "Lower is better."
+        f"{escape(theirs.stage.name)} {theirs.score.value:.3g}: {abs(change):.0%} {word}, and lower is better."
     )
 
 
