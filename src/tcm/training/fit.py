@@ -51,7 +51,7 @@ class Fit:
             else:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
-                step = self._go_back(record)
+                step = self._go_back(step, record)
                 batches, window = self.batches.starting_at(step), Window()
                 continue
             done = step == stage.steps
@@ -80,10 +80,11 @@ class Fit:
             self.progress.say(f"going on from step {position.step}")
         return position.step
 
-    def _go_back(self, record: StepRecord) -> int:
+    def _go_back(self, step: int, record: StepRecord) -> int:
         """Return to the newest checkpoint with other noise; after too many returns, say what to change."""
         guard, retry = self.trainer.stage.guard, self.trainer.retry + 1
         if retry > guard.retries:
+            self._event(step, "failed", record.reason)
             raise TcmError(
                 f"training does not recover: {record.reason}, {guard.patience} times in a row after {guard.retries} "
                 f"returns to a checkpoint; lower learning_rate={self.trainer.stage.learning_rate:g}, set clip, or use "

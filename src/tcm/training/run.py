@@ -20,6 +20,7 @@ from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, objective_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
+from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import TrackerName, open_tracker, time_bins
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
@@ -88,6 +89,8 @@ class Run:
             workers=self.recipe.data.workers,
         )
         (folder / "samples").mkdir(parents=True, exist_ok=True)
+        if self.processes.first:
+            append_start(folder, start_now(self.processes.device, self.processes.count))
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         trackers = [open_tracker(tracker, folder) for tracker in self.settings.trackers] if self.processes.first else []
         with stage_progress(self.console, folder.name, stage.steps) as progress, stop_requests() as stop:
