@@ -9,7 +9,10 @@ from rich.console import Console
 from tcm.data.pixels import to_uint8
 from tcm.evaluation.runs import Plan, measure_run
 from tcm.recipes.resolve import resolve
-from tcm.report import write_report
+from tcm.report.drawing import observe_run
+from tcm.report.headline import headline_rows
+from tcm.report.page import write_report
+from tcm.report.runs import read_run
 from tcm.report.terminal import headline_table, preview
 from tcm.training.processes import join
 from tcm.training.run import Run, stage_folders
@@ -33,15 +36,18 @@ def demo(
     with console.status("measuring") as status:
         for what in measure_run(run, PLAN):
             status.update(f"measuring {what}")
-    report = write_report([run])
-    model = Model.load(stage_folders(recipe, run)["truncated"] / "model")
-    console.print(headline_table(run))
+    report = run / "report.html"
+    with console.status("drawing the report"):
+        observed = observe_run(read_run(run))
+        write_report([observed], report)
+    folder = stage_folders(recipe, run)["truncated"] / "model"
+    console.print(headline_table(headline_rows([observed])))
     console.print("\nOne step from noise, stage 2, seeds 0 to 15:")
-    console.print(preview(to_uint8(model.sample(16)), columns=16))
+    console.print(preview(to_uint8(Model.load(folder).sample(16)), columns=8))
     console.print(
         f"\nThe report: {report}\n\n"
         f"Try next:\n"
-        f"  tcm sample {stage_folders(recipe, run)['truncated'] / 'model'} -n 64 --out grid.png\n"
+        f"  tcm sample {folder} -n 64 --out grid.png\n"
         f"  tcm train digits truncated.t_prime=0.5 --run runs/my-first\n"
         f"  tcm data info PATH-TO-YOUR-IMAGES",
         highlight=False,
