@@ -1,8 +1,8 @@
 """FID on real CIFAR-10 with the real Inception: halves of the training set, the test set, and damaged images.
 
 `python -m benchmarks.cifar10_fid FOLDER [HALF [DAMAGED]]`: about 1.5 hours on one idle core with 5,000 images for each
-half and 2,000 for each damage. Features are kept in FOLDER in parts, so it can be stopped and started again; docs/results.md
-has the figures. Needs `tcm data fetch cifar10`.
+half and 2,000 for each damage. Features are kept in FOLDER in parts, so it can be stopped and started again;
+docs/results.md has the figures. Needs `tcm data fetch cifar10`.
 """
 
 import io
