@@ -1,6 +1,8 @@
 """The report's first part: what the runs are, how far they have come, and their headline table."""
 
+import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
 
 from tcm.evaluation.scores import Score
@@ -24,6 +26,7 @@ from tcm.report.html import (
 from tcm.report.runs import RunRecord, StageRecord
 
 HERO, HERO_ROWS = 20, 2
+NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')
 
 
 def opening(runs: Sequence[ObservedRun]) -> str:
@@ -40,6 +43,7 @@ def opening(runs: Sequence[ObservedRun]) -> str:
             parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
         parts.append(_stage_list(run.record))
         parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
+        parts += [_unfinished(run.record, stage) for stage in run.record.stages if stage.status == "unfinished"]
     return f"<header>{''.join(parts)}</header>"
 
 
@@ -63,7 +67,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
     scores = [row.score for row in rows if row.score is not None]
     metric = scores[0].metric if scores else "distance"
     best = min((score.value for row in rows if (score := row.score) and row.evaluations <= 2), default=None)
-    heads = ["stage", "sampling", "evaluations", f"{metric} ↓", "images/s", "parameters"]
+    heads: list[Content] = ["stage", "sampling", NFE, f"{metric} ↓", "images/s", "parameters"]
     lines: list[list[Content]] = []
     for run in runs:
         colours = series_of(run.record.stages)
@@ -173,6 +177,21 @@ def _failure(stage: StageRecord) -> str:
             f"{html(code(f'{stage.name}.clip'))}, or use fp32; then train into a new folder."
         ),
         "failure",
+    )
+
+
+def _unfinished(run: RunRecord, stage: StageRecord) -> str:
+    metrics = stage.folder / "metrics.jsonl"
+    written = ""
+    if metrics.is_file():
+        when = datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(" ", "seconds")
+        written = f" (its last numbers were written at {when})"
+    return paragraph(
+        Html(
+            f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is at work on it, "
+            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} goes on where it stopped."
+        ),
+        "progress",
     )
 
 
