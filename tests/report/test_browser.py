@@ -59,7 +59,7 @@ def test_page(browser: Browser, reports: dict[str, Path], name: str, scheme: str
     assert len(images) > 10
     assert all(natural > 0 and shown > 0 for natural, shown in images)
     figures = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)")
-    assert len(figures) > 3
+    assert len(figures) >= 2
     assert min(figures) > 100
     assert page.evaluate("document.documentElement.scrollWidth") == width
     ground, ink = page.evaluate(

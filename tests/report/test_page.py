@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.evaluation.scores import read_scores
+from tcm.report.headline import value_text
 
 ALL = [
     "Results",
@@ -77,9 +78,9 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.headings == ALL
     for score in read_scores(fair_run / "scores.jsonl"):
         if score.sampling:
-            assert f"{score.value:.3g}" in page.text
+            assert value_text(score) in page.text
     assert page.text.count("not measured") == 3
-    assert "With one evaluation, truncated reaches" in page.text.replace("  ", " ")
+    assert "The distance to the data with one evaluation: truncated" in page.text
 
 
 def test_run_without_scores_or_data(fair_run: Path, tmp_path: Path) -> None:

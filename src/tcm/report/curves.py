@@ -84,8 +84,8 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
             )
     if any(_t_prime(run.record) is not None for run in runs):
         sentence = (
-            "Left of t′ the truncated model forgets how to denoise and its curve rises; right of it, up to the pure "
-            "noise where images are made, it gains. That trade is the idea of the method."
+            "The idea of the method: left of t′ the truncated model may forget how to denoise, and its curve rises above "
+            "the others; right of it, up to the pure noise where images are made, it should fall below them."
         )
     else:
         sentence = "How far denoised data are from the data at each noise level: the right end is generation."

@@ -79,6 +79,9 @@ def loss_by_time(recipe: Recipe, stage: StageRecord, series: int) -> str:
                 centres[_seen(part)], mean, color=SERIES[series], alpha=alpha, marker="o", markersize=3, label=name
             )
         _log_scale(axes, lines)
+        axes.set_xlim(recipe.t_min, recipe.t_max)
+        if isinstance(stage.spec, TruncatedStage):
+            _mark(axes, stage.spec.t_prime)
         axes.legend(loc="best")
 
     return _figure(draw, "noise level t", "weighted loss", log_x=True)

@@ -57,6 +57,28 @@ def headline_rows(runs: Sequence[ObservedRun]) -> list[Row]:
     ]
 
 
+def best_value(rows: Sequence[Row]) -> float | None:
+    """The lowest distance that one or two evaluations reach."""
+    return min((row.score.value for row in rows if row.score and row.evaluations <= 2), default=None)
+
+
+def value_text(score: Score | None) -> str:
+    """A score for people; what has not been measured says so."""
+    if score is None:
+        return "not measured"
+    digits = 2 if abs(score.value) < 100 else 0
+    return f"{score.value:,.{digits}f}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}")
+
+
+def speed_text(images_per_second: float) -> str:
+    """Images per second for people.
+
+    >>> speed_text(1234.5), speed_text(0.123)
+    ('1,234', '0.12')
+    """
+    return f"{images_per_second:,.0f}" if images_per_second >= 10 else f"{images_per_second:.2g}"
+
+
 def denoising_curves(run: ObservedRun) -> list[Curve]:
     """dFID_t of each consistency model for which it has been measured, under the same conditions."""
     found: list[tuple[StageRecord, float, Score]] = []

@@ -9,7 +9,7 @@ from tcm.evaluation.scores import Score
 from tcm.recipes.resolve import differences
 from tcm.report.drawing import ObservedRun
 from tcm.report.figures import series_of
-from tcm.report.headline import Row, headline_rows
+from tcm.report.headline import Row, best_value, headline_rows, speed_text, value_text
 from tcm.report.html import (
     Content,
     Html,
@@ -66,7 +66,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
         return section("Results", sentence, *problems)
     scores = [row.score for row in rows if row.score is not None]
     metric = scores[0].metric if scores else "distance"
-    best = min((score.value for row in rows if (score := row.score) and row.evaluations <= 2), default=None)
+    best = best_value(rows)
     heads: list[Content] = ["stage", "sampling", NFE, f"{metric} ↓", "images/s", "parameters"]
     lines: list[list[Content]] = []
     for run in runs:
@@ -77,9 +77,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
                 row.drawn.way,
                 f"{row.evaluations}",
                 _value(row.score, best),
-                f"{row.drawn.images_per_second:,.0f}"
-                if row.drawn.images_per_second >= 10
-                else f"{row.drawn.images_per_second:.2g}",
+                speed_text(row.drawn.images_per_second),
                 f"{row.parameters:,}",
             ]
             lines.append([run.record.name, *line] if len(runs) > 1 else line)
@@ -201,33 +199,29 @@ def _dotted(name: str, series: int) -> Html:
 
 def _value(score: Score | None, best: float | None) -> str | Html:
     if score is None:
-        return Html('<span class="unmeasured">not measured</span>')
-    text = f"{score.value:.3g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}")
-    return Html(f'<span class="best">{text}</span>') if score.value == best else text
+        return Html(f'<span class="unmeasured">{value_text(score)}</span>')
+    return Html(f'<span class="best">{value_text(score)}</span>') if score.value == best else value_text(score)
 
 
 def _verdict(rows: Sequence[Row]) -> Html | str:
     """One sentence with the numbers that matter, as far as they are known."""
-    one_step = {row.stage.name: row for row in rows if row.drawn.way == "one step" and row.score is not None}
-    truncated = [row for row in one_step.values() if row.stage.spec.objective == "truncated"]
-    others = [row for row in one_step.values() if row.stage.spec.objective == "consistency"]
-    if len({row.run.folder for row in rows}) > 1 or not truncated or not others:
+    one_step = [row for row in rows if row.drawn.way == "one step" and row.score is not None]
+    if len({row.run.folder for row in rows}) > 1 or not one_step:
         return (
             "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
         )
-    ours, theirs = truncated[-1], others[-1]
-    assert ours.score is not None, "one_step holds measured rows only"
-    assert theirs.score is not None, "one_step holds measured rows only"
-    change = 1 - ours.score.value / theirs.score.value
-    word = "lower" if change >= 0 else "higher"
-    return Html(
-        f"With one evaluation, <strong>{escape(ours.stage.name)} reaches {ours.score.value:.3g}</strong> and "
-        f"{escape(theirs.stage.name)} {theirs.score.value:.3g}: {abs(change):.0%} {word}, and lower is better."
-    )
+    first, *others = [f"{escape(row.stage.name)} {value_text(row.score)}" for row in reversed(one_step)]
+    heun = [
+        f"{escape(row.stage.name)} {value_text(row.score)} with {row.evaluations}"
+        for row in rows
+        if row.drawn.way == "Heun" and row.score
+    ]
+    beside = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
+    return Html(f"The distance to the data with one evaluation: <strong>{first}</strong>{beside}. Lower is better.")
 
 
 def _conditions(scores: Sequence[Score]) -> list[str]:
-    speed = "Images/s were measured while this report was made, in batches of 64 where the model is small."
+    speed = "Images/s were measured while this report was made, in batches of 64 where the model is small enough."
     if not scores:
         return [paragraph(speed, "note")]
     one = scores[0]
@@ -235,7 +229,8 @@ def _conditions(scores: Sequence[Score]) -> list[str]:
     return [
         paragraph(
             f"{one.metric}: {one.count:,} samples against {one.reference}{reference}, detector {one.detector} "
-            f"{one.detector_hash[:8]}, {one.preprocessing}. {speed}",
+            f"{one.detector_hash[:8]}, {one.preprocessing}; one measurement each, so a small difference may be chance. "
+            f"{speed}",
             "note",
         )
     ]
