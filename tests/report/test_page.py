@@ -143,6 +143,7 @@ def test_other_images_without_classes_and_a_strange_name(colour_run: Path) -> No
 
 def test_runs_side_by_side(fair_run: Path, failed_run: Path, colour_run: Path, tmp_path: Path) -> None:
     page = report(fair_run, failed_run, colour_run, "--out", tmp_path / "all.html")
+    assert str(fair_run) in page.headings, "two folders are called run, so all go by their paths"
     assert "What differs" in page.headings
     assert "consistency.learning_rate" in page.text
     assert set(ALL) <= set(page.headings)

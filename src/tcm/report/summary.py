@@ -30,21 +30,26 @@ NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')
 
 
 def opening(runs: Sequence[ObservedRun]) -> str:
-    """Title, a band of samples, the stages."""
+    """Title; of each run what it is, a band of samples, its stages, and what has gone wrong."""
     title = " and ".join(run.record.name for run in runs)
-    parts = ['<p class="over">Truncated consistency models</p>', f"<h1>{escape(title)}</h1>"]
-    for run in runs:
-        named = f"{run.record.name}: " if len(runs) > 1 else ""
-        parts.append(paragraph(named + _facts(run.record), "facts"))
-        if run.showpiece is not None:
-            stage, way = run.showpiece.stage.name, run.showpiece.way
-            label = f"{HERO * HERO_ROWS} samples of {run.record.name}, stage {stage}, {way}"
-            rows = [("", run.showpiece.samples[HERO * row :][:HERO]) for row in range(HERO_ROWS)]
-            parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
-        parts.append(_stage_list(run.record))
-        parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
-        parts += [_unfinished(run.record, stage) for stage in run.record.stages if stage.status == "unfinished"]
+    parts = [paragraph("Truncated consistency models", "over"), f"<h1>{escape(title)}</h1>"]
+    if len(runs) == 1:
+        parts.append(_introduction(runs[0]))
+    else:
+        parts += [f'<div class="run"><h2>{escape(run.record.name)}</h2>{_introduction(run)}</div>' for run in runs]
     return f"<header>{''.join(parts)}</header>"
+
+
+def _introduction(run: ObservedRun) -> str:
+    parts = [paragraph(_facts(run.record), "facts")]
+    if run.showpiece is not None:
+        label = f"{HERO * HERO_ROWS} samples of {run.record.name}, {run.showpiece.stage.name}, {run.showpiece.way}"
+        rows = [("", run.showpiece.samples[HERO * row :][:HERO]) for row in range(HERO_ROWS)]
+        parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
+    parts.append(_stage_list(run.record))
+    parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
+    parts += [_unfinished(run.record, stage) for stage in run.record.stages if stage.status == "unfinished"]
+    return "".join(parts)
 
 
 def headline(runs: Sequence[ObservedRun]) -> str:
@@ -122,7 +127,8 @@ def in_progress(runs: Sequence[ObservedRun]) -> str:
     if not parts:
         return ""
     sentence = (
-        "The newest samples of what has not finished, as training drew them: they should sharpen from report to report."
+        "The newest samples of the stages that have not finished, as training drew them: while a stage runs, they "
+        "should sharpen from report to report."
     )
     return section("So far", sentence, f'<div class="beside">{"".join(parts)}</div>')
 
