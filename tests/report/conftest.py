@@ -1,5 +1,6 @@
 """Small runs, really trained: finished, measured, unfinished, failed, of other data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +58,12 @@ sample_every = 0
 """
 
 
-@pytest.fixture(autouse=True)
-def _quick_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def _quick_timing() -> Iterator[None]:
     """Images/s need no precision here."""
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+        yield
 
 
 def train(recipe: str, folder: Path, overrides: tuple[str, ...] = ()) -> Path:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tcm.cli.main import app
 from tcm.evaluation.scores import append_scores, read_scores
 from tcm.report.drawing import ObservedRun, observe_run
-from tcm.report.headline import denoising_curves, headline_rows, largest_group
+from tcm.report.headline import denoising_curves, headline_rows, largest_group, value_text
 from tcm.report.runs import read_run
 
 
@@ -61,6 +61,11 @@ def test_incomparable_scores_are_not_put_side_by_side(observed: ObservedRun, tmp
     assert largest_group(read) == scores
     rows = headline_rows([replace(observed, record=replace(observed.record, scores=read))])
     assert {row.score.count for row in rows if row.score is not None} == {80}
+    alone = [replace(score, count=90) if score == scores[1] else score for score in scores]
+    rows = headline_rows([replace(observed, record=replace(observed.record, scores=alone))])
+    assert [value_text(row) for row in rows].count("not comparable") == 1
+    assert value_text(rows[1]) == "not comparable"
+    assert "-n 80" in rows[1].command
 
 
 def test_a_later_score_replaces_an_earlier_one(observed: ObservedRun) -> None:

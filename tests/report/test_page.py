@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.evaluation.scores import read_scores
-from tcm.report.headline import value_text
 
 ALL = [
     "Results",
@@ -78,7 +77,7 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.headings == ALL
     for score in read_scores(fair_run / "scores.jsonl"):
         if score.sampling:
-            assert value_text(score) in page.text
+            assert f"{score.value:,.0f}" in page.text
     assert page.text.count("not measured") == 3
     assert "The distance to the data with one evaluation: truncated" in page.text
 

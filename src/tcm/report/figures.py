@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from tcm.method.objectives import Consistency, Diffusion, TruncatedConsistency
 from tcm.recipes.fields import TruncatedStage
@@ -213,6 +213,8 @@ def _figure(draw: Callable[[Axes], None], x_label: str, y_label: str, log_x: boo
         axes.set_axisbelow(True)
         if log_x:
             axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         draw(axes)
         for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
             if scale == "log":

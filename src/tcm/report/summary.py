@@ -81,7 +81,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
                 _dotted(row.stage.name, colours[row.stage.name]),
                 row.drawn.way,
                 f"{row.evaluations}",
-                _value(row.score, best),
+                _value(row, best),
                 speed_text(row.drawn.images_per_second),
                 f"{row.parameters:,}",
             ]
@@ -203,10 +203,10 @@ def _dotted(name: str, series: int) -> Html:
     return Html(f'<span class="dot" style="--series:var(--series-{series})"></span>{escape(name)}')
 
 
-def _value(score: Score | None, best: float | None) -> str | Html:
-    if score is None:
-        return Html(f'<span class="unmeasured">{value_text(score)}</span>')
-    return Html(f'<span class="best">{value_text(score)}</span>') if score.value == best else value_text(score)
+def _value(row: Row, best: float | None) -> str | Html:
+    if row.score is None:
+        return Html(f'<span class="unmeasured">{value_text(row)}</span>')
+    return Html(f'<span class="best">{value_text(row)}</span>') if row.score.value == best else value_text(row)
 
 
 def _verdict(rows: Sequence[Row]) -> Html | str:
@@ -216,9 +216,9 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
         return (
             "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
         )
-    first, *others = [f"{escape(row.stage.name)} {value_text(row.score)}" for row in reversed(one_step)]
+    first, *others = [f"{escape(row.stage.name)} {value_text(row)}" for row in reversed(one_step)]
     heun = [
-        f"{escape(row.stage.name)} {value_text(row.score)} with {row.evaluations}"
+        f"{escape(row.stage.name)} {value_text(row)} with {row.evaluations}"
         for row in rows
         if row.drawn.way == "Heun" and row.score
     ]
@@ -254,7 +254,7 @@ def duration(seconds: float) -> str:
     """A length of time for people.
 
     >>> duration(42.4), duration(312), duration(9000), duration(200_000)
-    ('42 s', '5 min 12 s', '2 h 30 min', '2 d 8 h')
+    ('42 s', '5 min 12 s', '2 h 30 min', '2 d 7 h')
     """
     whole = round(seconds)
     if whole < 60:

@@ -48,7 +48,7 @@ def headline_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         named = [row.run.name] if len(runs) > 1 else []
         speed = speed_text(row.drawn.images_per_second)
-        cells = [row.stage.name, row.drawn.way, f"{row.evaluations}", value_text(row.score), speed]
+        cells = [row.stage.name, row.drawn.way, f"{row.evaluations}", value_text(row), speed]
         bold = "bold" if row.score is not None and row.score.value == best else ""
         table.add_row(*named, *cells, style=bold)
     return table
