@@ -77,7 +77,7 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.headings == ALL
     for score in read_scores(fair_run / "scores.jsonl"):
         if score.sampling:
-            assert f"{score.value:,.0f}" in page.text
+            assert f"{int(score.value):,}" in page.text
     assert page.text.count("not measured") == 3
     assert "The distance to the data with one evaluation: truncated" in page.text
 

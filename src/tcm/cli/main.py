@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tcm.cli import data, recipes
+from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
 from tcm.cli.report import report
@@ -42,6 +43,7 @@ def root(
     """Truncated Consistency Models: train, sample, measure."""
 
 
+app.command()(demo)
 app.command()(train)
 app.command()(sample)
 app.command("eval")(evaluation)
