@@ -1,6 +1,7 @@
 """`tcm train`."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -29,15 +30,18 @@ def train(
     """Train the stages of a recipe; called again, go on where it stopped."""
     if Path(recipe, RECIPE_FILE).is_file():
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
-    resolved = resolve(recipe, [*(overrides or []), *([f"data.path={data}"] if data else [])])
-    folder = run or Path("runs", resolved.name)
+    changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
     if dry_run:
+        resolved = resolve(recipe, changes)
         typer.echo(to_toml(resolved))
         Console().print(cost_table(resolved))
         return
     with join(device) as processes:
         console = Console(quiet=not processes.first)
-        if Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()))).train():
-            console.print(f"done: {folder}; see it with `tcm report {folder}`", highlight=False)
-        else:
-            console.print(f"stopped; resume with: tcm train {folder}", highlight=False)
+        with processes.agreeing():
+            resolved = resolve(recipe, changes)
+        folder = run or Path("runs", resolved.name)
+        done = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()))).train()
+        quoted = quote(str(folder))
+        message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"
+        console.print(message, highlight=False, markup=False, soft_wrap=True)

@@ -54,7 +54,7 @@ class Uncertainty(nn.Module):
         """u(t), one number per sample."""
         features = sqrt(2) * torch.cos(torch.outer(c_noise, self.freqs) + self.phases)
         rms = self.weight.square().mean().sqrt() + 1e-4
-        return (features @ (self.weight / (rms * sqrt(self.weight.numel()))).T).squeeze(1)
+        return features @ (self.weight[0] / (rms * sqrt(self.weight.numel())))
 
 
 def c_skip(t: Tensor, sigma_data: float) -> Tensor:

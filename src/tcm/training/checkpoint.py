@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from tcm.errors import TcmError, TcmWarning, describe_validation
+from tcm.errors import TcmError, describe_validation
 from tcm.training.guard import GuardState
 from tcm.training.processes import Processes
 from tcm.weights.folders import publish
 
-CHECKSUMS, POSITION = "checksums.json", "position.json"
+CHECKSUMS, POSITION, ASIDE = "checksums.json", "position.json", ".writing-"
 
 
 class Position(BaseModel):
@@ -36,7 +37,15 @@ class Position(BaseModel):
     step: int
     retry: int = 0
     guard: GuardState = GuardState()
-    scaler: dict[str, float] = {}
+    scaler: dict[str, int | float] = {}
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest whole checkpoint, None if there is none, and what is wrong with those after it."""
+
+    path: Path | None
+    damage: tuple[str, ...]
 
 
 class Checkpoints:
@@ -48,13 +57,13 @@ class Checkpoints:
     def save(self, tensors: dict[str, Tensor], position: Position) -> None:
         """Write a checkpoint; a full disk is an error that leaves the one before intact."""
         target = self.folder / f"step-{position.step}"
-        aside = self.folder / f".writing-{position.step}"
-        with _disk_errors(target, aside):
+        aside = self.folder / f"{ASIDE}{position.step}"
+        with self.processes.agreeing(), disk_errors(target):
             if self.processes.first:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.mkdir(parents=True)
-            self.processes.wait()
-            _write_tensors(tensors, aside)
+        with self.processes.agreeing(), disk_errors(target), _removed_on_error(aside):
+            _write_tensors(tensors, aside)  # fails in all processes or in none
             if self.processes.first:
                 (aside / POSITION).write_text(position.model_dump_json(indent=2))
                 sums = {file.name: _checksum(file) for file in sorted(aside.iterdir())}
@@ -62,23 +71,25 @@ class Checkpoints:
                 publish(aside, target)
                 for old in self._steps()[self.keep :]:
                     shutil.rmtree(self.folder / f"step-{old}")
-            self.processes.wait()
 
-    def newest(self) -> Path | None:
+    def newest(self) -> Newest:
         """The newest whole checkpoint; a damaged one is named, put aside, and the one before it is taken."""
+        found = []
         if self.processes.first:
-            for half in self.folder.glob(".*"):
+            for half in self.folder.glob(f"{ASIDE}*"):
                 shutil.rmtree(half)
             for step in self._steps():
                 path = self.folder / f"step-{step}"
                 damage = _damage(path)
                 if damage is None:
                     break
-                warnings.warn(f"{path} is damaged ({damage}); going on from the checkpoint before it", TcmWarning, 2)
-                path.rename(path.with_name(f"damaged-{path.name}"))
+                found.append(f"{path} is damaged ({damage}) and left out")
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
         self.processes.wait()
         steps = self._steps()
-        return self.folder / f"step-{steps[0]}" if steps else None
+        return Newest(self.folder / f"step-{steps[0]}" if steps else None, tuple(found))
 
     def load(self, path: Path, tensors: dict[str, Tensor]) -> Position:
         """Read a checkpoint into `tensors`, in place, and return its position."""
@@ -91,7 +102,8 @@ class Checkpoints:
             raise describe_validation(error, str(path / POSITION)) from error
 
     def _steps(self) -> list[int]:
-        return sorted((int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")), reverse=True)
+        numbers = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
+        return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
@@ -123,18 +135,26 @@ def _damage(path: Path) -> str | None:
 
 
 @contextmanager
-def _disk_errors(target: Path, aside: Path) -> Iterator[None]:
-    """A full disk or quota as an error that the user can mend; the half-written checkpoint is removed."""
+def _removed_on_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, CheckpointException):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """A full disk or quota as an error that the user can mend."""
     try:
         yield
     except (OSError, SafetensorError, CheckpointException) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if _is_full(error):
-            raise TcmError(
-                f"the disk is full, {target} could not be written; free some space and resume: "
-                f"the checkpoint before it is intact"
-            ) from error
-        raise
+        if not _is_full(error):
+            raise
+        raise TcmError(
+            f"the disk is full, and {target} could not be written; free some space and resume: what was saved before "
+            f"is intact"
+        ) from error
 
 
 def _is_full(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """The loop of one stage: steps, metrics, samples, checkpoints, and what happens when something goes wrong."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,8 @@ from tcm.data.pixels import to_float, to_uint8
 from tcm.devices import peak_memory
 from tcm.errors import TcmError
 from tcm.method.objectives import Consistency, TruncatedConsistency
+from tcm.method.preconditioning import c_skip
+from tcm.recipes.fields import ConsistencyStage
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile, Tracker, Window
 from tcm.training.optimization import learning_rate
@@ -21,10 +23,11 @@ from tcm.weights import Model, ModelCard
 
 SAMPLES = 64
 COLLAPSE = 0.02
-"""One-step samples that vary less than this fraction of the data's variation are a collapse."""
+"""One-step samples that vary less than this fraction of the data's variation, beyond what c_skip passes of the noise,
+are a collapse."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fit:
     """A stage being trained: `run` takes it from where its newest checkpoint stands to its last step."""
 
@@ -34,69 +37,92 @@ class Fit:
     folder: Path
     checkpoints: Checkpoints
     progress: StageProgress
+    metrics: MetricsFile | None
     trackers: list[Tracker]
 
     def run(self, stop: StopRequest) -> bool:
         """Train to the last step; false if a signal asked to stop before it, with all that is needed to go on saved."""
         stage = self.trainer.stage
         step = self._start()
-        self.metrics = MetricsFile(self.folder / "metrics.jsonl", step) if self.trainer.processes.first else None
-        batches, window = self.batches.starting_at(step), Window()
+        batches, window, returns = self.batches.starting_at(step), Window(), 0
         while step < stage.steps:
             record = self.trainer.step(step, next(batches), bool(stop))
             step += 1
+            done = step == stage.steps
             self.progress.at(step)
             if record.verdict == "good":
                 window.add(record.losses, record.gradient_norm, record.bins, stage.batch)
             else:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
-                step = self._go_back(record)
+                returns += 1
+                step = self._go_back(step, record, returns)
                 batches, window = self.batches.starting_at(step), Window()
                 continue
-            done = step == stage.steps
             if (step % stage.log_every == 0 or done) and window.steps:
                 self._report(step, window)
                 window = Window()
-            if stage.sample_every and (step % stage.sample_every == 0 or done):
+            if self._samples_at(step):
                 self._sample(step)
-            if step % stage.checkpoint_every == 0 or done or record.stop:
+            if done or record.stop or self._checkpoint_at(step):
                 self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
+                returns = 0
             if record.stop and not done:
+                self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
                 return False
-        if self.metrics is not None:
-            self.metrics.close()
         return True
 
     def _start(self) -> int:
         """The step to begin with: the newest checkpoint's, or 0 with a checkpoint to go back to."""
         newest = self.checkpoints.newest()
-        if newest is None:
+        step = 0
+        if newest.path is None:
             self.checkpoints.save(self.trainer.tensors(), self.trainer.position(0))
-            return 0
-        position = self.checkpoints.load(newest, self.trainer.tensors())
-        self.trainer.restore(position)
-        if position.step:
-            self.progress.say(f"going on from step {position.step}")
+        else:
+            position = self.checkpoints.load(newest.path, self.trainer.tensors())
+            self.trainer.restore(position)
+            step = position.step
+        if self.metrics is not None:
+            self.metrics.rewind(step, keep_events=False)
+        for damage in newest.damage:
+            self._event(step, "damaged", damage)
+        if step or newest.damage:
+            self.progress.say(f"going on from step {step}")
+        self.progress.begin(step)
+        return step
+
+    def _go_back(self, step: int, record: StepRecord, returns: int) -> int:
+        """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
+        trainer, guard = self.trainer, self.trainer.stage.guard
+        retry, skipped = trainer.retry + 1, trainer.guard.skipped
+        newest = self.checkpoints.newest().path
+        with trainer.processes.agreeing():
+            if newest is None:
+                raise TcmError(f"{self.checkpoints.folder} has no whole checkpoint to go back to; start the stage anew")
+            if returns > guard.retries:
+                self._event(step, "failed", record.reason)
+                raise TcmError(
+                    f"training does not recover: {record.reason}, {guard.patience} times in a row, also after "
+                    f"{guard.retries} returns to {newest}; {self._remedy()}"
+                )
+        position = self.checkpoints.load(newest, trainer.tensors())
+        trainer.restore(position)
+        trainer.retry, trainer.guard = retry, replace(position.guard, in_a_row=0, skipped=skipped)
+        if self.metrics is not None:
+            self.metrics.rewind(position.step, keep_events=True)
+        self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
+        self.progress.begin(position.step)
         return position.step
 
-    def _go_back(self, record: StepRecord) -> int:
-        """Return to the newest checkpoint with other noise; after too many returns, say what to change."""
-        guard, retry = self.trainer.stage.guard, self.trainer.retry + 1
-        if retry > guard.retries:
-            raise TcmError(
-                f"training does not recover: {record.reason}, {guard.patience} times in a row after {guard.retries} "
-                f"returns to a checkpoint; lower learning_rate={self.trainer.stage.learning_rate:g}, set clip, or use "
-                f"precision=bf16 or fp32"
-            )
-        newest = self.checkpoints.newest()
-        if newest is None:
-            raise TcmError(f"{self.checkpoints.folder} holds no whole checkpoint to go back to; start the stage anew")
-        position = self.checkpoints.load(newest, self.trainer.tensors())
-        self.trainer.restore(position)
-        self.trainer.retry = retry
-        self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
-        return position.step
+    def _remedy(self) -> str:
+        stage = self.trainer.stage
+        clip = "set clip" if stage.clip is None else f"lower clip={stage.clip:g}"
+        precision = "" if stage.precision == "fp32" else f", or use a precision higher than {stage.precision}"
+        return f"lower learning_rate={stage.learning_rate:g}, {clip}, or look at the data{precision}"
+
+    def _checkpoint_at(self, step: int) -> bool:
+        """At each interval, but not while updates are being skipped: a checkpoint to go back to is a good one."""
+        return step % self.trainer.stage.checkpoint_every == 0 and self.trainer.guard.in_a_row == 0
 
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
@@ -113,17 +139,28 @@ class Fit:
         for tracker in self.trackers:
             tracker.log(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
 
+    def _samples_at(self, step: int) -> bool:
+        """At each interval and at the end; a stage that ends below T has learnt nothing about pure noise."""
+        stage = self.trainer.stage
+        if stage.sample_every == 0 or (isinstance(stage, ConsistencyStage) and stage.t_high is not None):
+            return False
+        return step % stage.sample_every == 0 or step == stage.steps
+
     def _sample(self, step: int) -> None:
         """Write a grid of fixed seeds made with the averaged weights, and watch for collapse."""
         with self.trainer.averaged():
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
         if not self.trainer.processes.first:
             return
-        save_grid(self.folder / "samples" / f"step-{step:07d}.png", to_uint8(images))
+        path = self.folder / "samples" / f"step-{step:07d}.png"
+        save_grid(path, to_uint8(images), scale=max(1, 32 // images.shape[-2]))
+        self.progress.say(f"step {step}: samples in {path}")
         spread = float(images.std(0).mean())
         self._write({"step": step, "spread": spread})
-        of_data = float(to_float(torch.as_tensor(self.batches.at(0).images)).std(0).mean())
-        if self.card.kind != "diffusion" and spread < COLLAPSE * of_data:
+        of_data = float(to_float(self.batches.at(0).images).std(0).mean())
+        T = torch.tensor(self.card.t_max)
+        of_noise = float(c_skip(T, self.card.sigma_data) * T)
+        if self.card.kind != "diffusion" and spread < of_noise + COLLAPSE * of_data:
             remedy = "raise boundary_weight or boundary_fraction" if self.card.kind == "truncated" else "train longer"
             self._event(step, "collapse", f"one-step samples hardly differ (spread {spread:.2g}); {remedy}")
 

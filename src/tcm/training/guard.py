@@ -37,6 +37,8 @@ def judge(limits: GuardSpec, state: GuardState, loss: float, gradient_norm: floa
         in_a_row = state.in_a_row + 1
         verdict: Verdict = "go back" if in_a_row >= limits.patience else "skip"
         return replace(state, in_a_row=in_a_row, skipped=state.skipped + 1), verdict, reason
+    if not isfinite(gradient_norm):  # the guard is off
+        return state, "good", ""
     memory = min(MEMORY, state.seen / (state.seen + 1))
     scale = memory * state.scale + (1 - memory) * gradient_norm
     return replace(state, scale=scale, seen=state.seen + 1, in_a_row=0), "good", ""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tcm.data.files import atomic_write
 from tcm.errors import TcmError
 
 
@@ -78,12 +79,20 @@ class Tracker(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl: a line per log interval and per event; where a run goes on at `step`, later lines are dropped."""
+    """metrics.jsonl: a line per log interval, per sample grid and per event."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        kept = [line for line in read_metrics(path) if line["step"] <= step] if path.exists() else []
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("a", buffering=1)
+
+    def rewind(self, step: int, keep_events: bool) -> None:
+        """Drop the lines after `step`, from where training goes on; events stay if they will not happen again."""
+        lines = read_metrics(self._path)
+        kept = [line for line in lines if line["step"] <= step or (keep_events and "event" in line)]
+        with atomic_write(self._path) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._file.close()
+        self._file = self._path.open("a", buffering=1)
 
     def write(self, values: dict[str, Any]) -> None:
         """Append a line."""

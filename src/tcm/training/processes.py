@@ -3,15 +3,16 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from tcm.devices import best_device
+from tcm.devices import available_devices, best_device
 from tcm.errors import TcmError
+from tcm.method.preconditioning import Denoiser
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,29 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """All wait for one another at the end of the block, and an error of one is the error of all.
+
+        The first process raises it, so that it is shown once; the others end quietly. The block must not wait for
+        other processes in any other way.
+        """
+        if self.count == 1:
+            yield
+            return
+        error: TcmError | None = None
+        try:
+            yield
+        except TcmError as caught:
+            error = caught
+        messages: list[str | None] = [None] * self.count
+        dist.all_gather_object(messages, None if error is None else str(error))
+        message = next((message for message in messages if message is not None), None)
+        if message is not None and self.first:
+            raise TcmError(message) from error
+        if message is not None:
+            raise SystemExit(2)
+
 
 @contextmanager
 def join(device: str | None = None) -> Iterator[Processes]:
@@ -50,31 +74,55 @@ def join(device: str | None = None) -> Iterator[Processes]:
     if "WORLD_SIZE" not in os.environ:
         yield Processes(_device(device, 0))
         return
-    here = _device(device, int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(dist.get_default_backend_for_device(here))
+    dist.init_process_group(_backend())
     try:
-        yield Processes(here, dist.get_rank(), dist.get_world_size())
+        everyone = Processes(torch.device("cpu"), dist.get_rank(), dist.get_world_size())
+        with everyone.agreeing():
+            here = _device(device, int(os.environ["LOCAL_RANK"]))
+        yield replace(everyone, device=here)
     finally:
         dist.destroy_process_group()
 
 
-def shard(denoiser: nn.Module) -> None:
+def shard(denoiser: Denoiser) -> None:
     """Share the weights, gradients and optimiser state of a denoiser among the processes, block by block (FSDP2)."""
+    _widen_scalars(denoiser)
     for module in denoiser.modules():
         if isinstance(module, nn.ModuleList):
             for block in module:
                 fully_shard(block)
+    if denoiser.uncertainty is not None:
+        fully_shard(denoiser.uncertainty)  # the loss calls it by itself
     # The root too gives its weights back after each pass: averages are exchanged between passes.
     fully_shard(denoiser, reshard_after_forward=True)
+
+
+def _widen_scalars(denoiser: Denoiser) -> None:
+    """Make vectors of one element of scalar parameters, which FSDP2 cannot share; they compute the same."""
+    for module in denoiser.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.ndim == 0:
+                setattr(module, name, nn.Parameter(parameter.detach().view(1), parameter.requires_grad))
+
+
+def _backend() -> str:
+    """Gloo for what is on the CPU, and beside it the accelerator's own."""
+    accelerator = best_device()
+    if accelerator.type == "cpu":
+        return "gloo"
+    return f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
 
 
 def _device(name: str | None, local_rank: int) -> torch.device:
     try:
         device = best_device() if name is None else torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise TcmError(f"device={name} is not usable here; see the devices that `tcm doctor` lists") from error
-    if device.type != "cpu" and device.index is None:
+    except RuntimeError as error:
+        raise TcmError(f"device={name} is not a device; use one of {', '.join(available_devices())}") from error
+    if device.type == "cpu":
+        return device
+    if device.index is None:
         device = torch.device(device.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
+    if str(device) not in available_devices():
+        raise TcmError(f"device={name or device} does not exist here; use one of {', '.join(available_devices())}")
+    torch.accelerator.set_device_index(device.index)
     return device

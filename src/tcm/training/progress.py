@@ -19,6 +19,11 @@ class StageProgress:
         if self._live is not None and self._task is not None:
             self._live.update(self._task, completed=step)
 
+    def begin(self, step: int) -> None:
+        """Go on from `step`: what was done before it says nothing about the speed."""
+        if self._live is not None and self._task is not None:
+            self._live.reset(self._task, completed=step)
+
     def report(self, step: int, values: dict[str, Any]) -> None:
         """The numbers of a window."""
         parts = [f"{name} {values[name]:.4g}" for name in SHOWN if name in values]
@@ -27,11 +32,14 @@ class StageProgress:
         if self._live is not None and self._task is not None:
             self._live.update(self._task, numbers=line)
         else:
-            self._console.print(f"{self._stage} {step}/{self._steps}  {line}", highlight=False, soft_wrap=True)
+            self._print(f"{self._stage} {step}/{self._steps}  {line}")
 
     def say(self, message: str) -> None:
         """Something happened."""
-        self._console.print(f"{self._stage}: {message}", highlight=False, soft_wrap=True)
+        self._print(f"{self._stage}: {message}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 SHOWN = ("loss", "denoising", "consistency", "boundary", "gradient_norm")

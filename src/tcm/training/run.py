@@ -1,12 +1,13 @@
 """A run: the stages of a recipe in order, each into its folder, going on where it stopped."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+import torch.distributed as dist
+from filelock import BaseFileLock, FileLock, Timeout
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
@@ -18,17 +19,20 @@ from tcm.method.objectives import Models
 from tcm.recipes.fields import DiffusionStage, TruncatedStage
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, objective_of
-from tcm.training.checkpoint import Checkpoints
+from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
-from tcm.training.metrics import TrackerName, open_tracker, time_bins
+from tcm.training.machine import append_start, start_now
+from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
-from tcm.training.signals import stop_requests
+from tcm.training.signals import StopRequest, stop_requests
 from tcm.training.start import Sources, StageModels, card_of, stage_models
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
-RECIPE_FILE = "recipe.toml"
+RECIPE_FILE, INIT_FILE = "recipe.toml", "init.txt"
+LOCK_PATIENCE = 10.0
+"""Seconds to wait for a run's lock: reading processes of a killed training live on for up to five."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +65,30 @@ class Run:
 
         Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
         """
-        self._check_batches()
-        with _only_one(self.folder, self.processes):
-            _check_recipe(self.recipe, self.folder, self.processes)
-            dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
-            classes = _check_data(self.recipe, dataset)
+        with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
+            with self.processes.agreeing():
+                self._check_processes()
+                _check_recipe(self.recipe, self.folder, self.processes)
+                init = _recorded_init(self.settings.init, self.folder, self.processes)
+                dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
+                classes = _check_data(self.recipe, dataset)
             done: dict[str, Path] = {}
             for name, folder in stage_folders(self.recipe, self.folder).items():
                 if not (folder / "model").is_dir():
-                    card = card_of(self.recipe, name, dataset.shape, classes, dataset.content_hash())
-                    if not self._train_stage(name, folder, dataset, card, Sources(done, self.settings.init)):
+                    card = card_of(self.recipe, name, dataset.shape, classes)
+                    with self.processes.agreeing():
+                        models = stage_models(self.recipe, name, card, Sources(done, init))
+                    if not self._train_stage(name, folder, dataset, card, models, stop):
                         return False
                 done[name] = folder / "model"
+                self.processes.wait()
             return True
 
-    def _train_stage(self, name: str, folder: Path, dataset: Dataset, card: ModelCard, sources: Sources) -> bool:
+    def _train_stage(
+        self, name: str, folder: Path, dataset: Dataset, card: ModelCard, models: StageModels, stop: StopRequest
+    ) -> bool:
         stage = self.recipe.stages[name]
-        trainer = self._trainer(name, stage_models(self.recipe, name, card, sources))
+        trainer = self._trainer(name, models)
         batches = Batches(
             dataset,
             seed=self.recipe.seed,
@@ -87,15 +98,23 @@ class Run:
             world=self.processes.count,
             workers=self.recipe.data.workers,
         )
-        (folder / "samples").mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
-        trackers = [open_tracker(tracker, folder) for tracker in self.settings.trackers] if self.processes.first else []
-        with stage_progress(self.console, folder.name, stage.steps) as progress, stop_requests() as stop:
-            finished = Fit(trainer, batches, card, folder, checkpoints, progress, trackers).run(stop)
-        for tracker in trackers:
-            tracker.close()
-        if finished:
-            self._save_model(trainer, card, folder / "model")
+        with ExitStack() as opened:
+            opened.enter_context(disk_errors(folder))
+            metrics, trackers = None, []
+            with self.processes.agreeing():
+                if self.processes.first:
+                    (folder / "samples").mkdir(parents=True, exist_ok=True)
+                    append_start(folder, start_now(self.processes.device, self.processes.count))
+                    metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
+                    trackers = [
+                        opened.enter_context(closing(open_tracker(tracker, folder)))
+                        for tracker in self.settings.trackers
+                    ]
+            progress = opened.enter_context(stage_progress(self.console, folder.name, stage.steps))
+            finished = Fit(trainer, batches, card, folder, checkpoints, progress, metrics, trackers).run(stop)
+            if finished:
+                self._save_model(trainer, card, dataset, folder / "model")
         return finished
 
     def _trainer(self, name: str, models: StageModels) -> Trainer:
@@ -126,17 +145,19 @@ class Run:
             bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
         )
 
-    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
+    def _save_model(self, trainer: Trainer, card: ModelCard, dataset: Dataset, folder: Path) -> None:
         """Write the stage's first average as its model."""
         weights = {name: _whole(tensor) for name, tensor in trainer.averages[0].state_dict().items()}
         if self.processes.first:
+            provenance = card.provenance.model_copy(update={"data": dataset.content_hash()})
             with torch.device("meta"):
-                model = Model.fresh(card)
+                model = Model.fresh(card.model_copy(update={"provenance": provenance}))
             model.denoiser.load_state_dict(weights, assign=True)
             model.save(folder)
-        self.processes.wait()
 
-    def _check_batches(self) -> None:
+    def _check_processes(self) -> None:
+        if self.settings.sharded and not dist.is_initialized():
+            raise TcmError("shard shares the weights among processes, and there is one; start them with torchrun")
         for name, stage in self.recipe.stages.items():
             share = self.processes.count * stage.accumulation
             if stage.batch % share:
@@ -151,15 +172,24 @@ class Run:
 @contextmanager
 def _only_one(run: Path, processes: Processes) -> Iterator[None]:
     """Hold the run's lock, so that two trainings never write into one folder."""
-    if not processes.first:
-        yield
-        return
-    run.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run / ".lock")
+    with processes.agreeing():
+        if processes.first:
+            _acquire(lock, run)
     try:
-        with FileLock(run / ".lock", timeout=0):
-            yield
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: BaseFileLock, run: Path) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=LOCK_PATIENCE)
     except Timeout as error:
         raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
+    except OSError as error:
+        raise TcmError(f"{run} cannot be a run's folder ({error.strerror}); choose another --run") from error
 
 
 def _check_recipe(recipe: Recipe, run: Path, processes: Processes) -> None:
@@ -171,9 +201,24 @@ def _check_recipe(recipe: Recipe, run: Path, processes: Processes) -> None:
             remedy = "use the run's own recipe or another --run"
             raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
     elif processes.first:
-        with atomic_write(path) as file:
+        with disk_errors(path), atomic_write(path) as file:
             file.write(to_toml(recipe).encode())
-    processes.wait()
+
+
+def _recorded_init(given: str | None, run: Path, processes: Processes) -> str | None:
+    """The model that the run starts from: noted when it is given first, so that a resumed run needs no --init."""
+    path = run / INIT_FILE
+    if given is not None and Path(given).is_dir():
+        given = str(Path(given).absolute())
+    if not path.exists():
+        if given is not None and processes.first:
+            with disk_errors(path), atomic_write(path) as file:
+                file.write(given.encode())
+        return given
+    noted = path.read_text("utf-8")
+    if given not in (None, noted):
+        raise TcmError(f"{run} was begun with --init {noted} and not {given}; leave --init out or use another --run")
+    return noted
 
 
 def _check_data(recipe: Recipe, dataset: Dataset) -> int:

@@ -9,25 +9,29 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Whether someone has asked the run to stop, and by which signal."""
+    """Whether someone has asked the run to stop, and by which signal.
 
-    def __init__(self) -> None:
+    With torchrun one Ctrl-C comes twice, from the terminal and from torchrun: `patient` takes the second for the first.
+    """
+
+    def __init__(self, patient: bool) -> None:
         self.by: str | None = None
+        self._patient = patient
 
     def __bool__(self) -> bool:
         return self.by is not None
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: remember it; a second Ctrl-C stops at once."""
-        if self.by is not None and number == signal.SIGINT:
+        if self.by is not None and number == signal.SIGINT and not self._patient:
             raise KeyboardInterrupt
         self.by = signal.Signals(number).name
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_requests(patient: bool) -> Iterator[StopRequest]:
     """While the block runs, the stop signals are noted and not obeyed."""
-    request = StopRequest()
+    request = StopRequest(patient)
     before = {number: signal.signal(number, request.note) for number in STOP_SIGNALS}
     try:
         yield request

@@ -56,15 +56,16 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
     objective = objective_of(recipe, stage)
     if isinstance(stage, TruncatedStage) and isinstance(objective, TruncatedConsistency):
         frozen = sources.model(f"{name}.frozen", stage.frozen)
-        _check_fits(f"{name}.frozen={stage.frozen}", frozen.card, card)
-        _check_frozen_range(name, objective, frozen.card)
+        what = f"{name}.frozen={stage.frozen}"
+        _check_fits(what, frozen.card, card)
+        _check_frozen(what, objective, frozen.card)
     if isinstance(stage, PairsStage) and stage.teacher is not None:
         teacher = sources.model(f"{name}.teacher", stage.teacher)
         _check_teacher(f"{name}.teacher={stage.teacher}", teacher.card, card)
     return StageModels(student, frozen, teacher)
 
 
-def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int, data_hash: str) -> ModelCard:
+def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int) -> ModelCard:
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
     t_min, t_max = time_range(recipe, stage)
@@ -80,7 +81,7 @@ def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classe
         t_prime=t_min if truncated else None,
         second_time=recipe.second_time,
         uncertainty=recipe.uncertainty if isinstance(stage, DiffusionStage) else 0,
-        provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps, data=data_hash),
+        provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps),
     )
 
 
@@ -99,25 +100,31 @@ def _copy_weights(source: Model, student: Model) -> None:
 
 def _check_fits(what: str, given: ModelCard, wanted: ModelCard) -> None:
     """Refuse a model of another network, image shape, classes or sigma_data; dropout is free to differ."""
-    same_dropout = given.network.model_copy(update={"dropout": wanted.network.dropout})
-    pairs = (
-        ("network", same_dropout, wanted.network),
-        ("image_shape", given.image_shape, wanted.image_shape),
-        ("classes", given.classes, wanted.classes),
-        ("sigma_data", given.sigma_data, wanted.sigma_data),
+    found, needed = (
+        {f"network.{key}": value for key, value in card.network.model_dump(exclude={"dropout"}).items()}
+        | card.model_dump(include={"image_shape", "classes", "sigma_data"})
+        for card in (given, wanted)
     )
-    for field, found, needed in pairs:
-        if found != needed:
-            raise TcmError(f"{what} has {field} {found}, and this recipe needs {needed}; make them the same")
+    # The kind of a network comes before its other keys, which differ with it.
+    for field in ("network.kind", *needed):
+        if found.get(field) != needed[field]:
+            raise TcmError(
+                f"{what} has {field} {found.get(field)}, and this recipe needs {needed[field]}; make them the same"
+            )
 
 
-def _check_frozen_range(name: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
+def _check_frozen(what: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
+    if frozen.kind == "diffusion":
+        raise TcmError(
+            f"{what} is a diffusion model, and a consistency model is needed below t_prime; train a consistency stage "
+            f"first"
+        )
     t = torch.tensor([objective.t_prime], dtype=torch.float64)
     earliest = float(t - objective.pairs.curriculum.delta(t, 0))
     if not frozen.t_min <= earliest or not objective.t_prime <= frozen.t_max:
         raise TcmError(
-            f"{name}.t_prime={objective.t_prime:g} asks the frozen model for t from {earliest:.4g}, "
-            f"and it is defined on [{frozen.t_min:g}, {frozen.t_max:g}]; choose t_prime inside that range"
+            f"t_prime={objective.t_prime:g} asks {what} for t from {earliest:.4g}, and it is defined on "
+            f"[{frozen.t_min:g}, {frozen.t_max:g}]; choose t_prime inside that range"
         )
 
 
@@ -129,3 +136,5 @@ def _check_teacher(what: str, teacher: ModelCard, wanted: ModelCard) -> None:
             f"{what} makes images {teacher.image_shape} of {teacher.classes} classes, and this recipe "
             f"{wanted.image_shape} of {wanted.classes}; name another"
         )
+    if teacher.t_max < wanted.t_max:
+        raise TcmError(f"{what} is defined up to t_max={teacher.t_max:g}, below {wanted.t_max:g}; lower t_max")

@@ -73,7 +73,7 @@ class Trainer:
         self.loss: nn.Module = LossModule(objective, models)
         self.sharded = isinstance(self.student, FSDPModule)
         if processes.count > 1 and not self.sharded:
-            self.loss = DistributedDataParallel(self.loss, broadcast_buffers=False)
+            self.loss = DistributedDataParallel(self.loss)
         self.optimizer = build_optimizer(stage, self.student.parameters())
         self.averages = [Average(self.student, decay_of(spec)) for spec in stage.averages]
         self.scaler = GradScaler(
@@ -182,14 +182,14 @@ class Trainer:
             mean[name].copy_(current)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that a checkpoint needs, as views."""
+        """All tensors that a checkpoint needs, as views; scalars as vectors, as they are where weights are shared."""
         out = {f"student.{name}": tensor.detach() for name, tensor in self.student.state_dict().items()}
         for place, average in enumerate(self.averages):
             out |= {f"average.{place}.{name}": tensor for name, tensor in average.state_dict().items()}
         for name, parameter in self.student.named_parameters():
             state = self.optimizer.state[parameter]
             out |= {f"optimizer.{name}.{key}": tensor for key, tensor in state.items()}
-        return out
+        return {name: tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in out.items()}
 
     def position(self, step: int) -> Position:
         """What a checkpoint needs besides the tensors."""

@@ -1,0 +1,25 @@
+"""Processes to train in, and one finished run that several tests look at."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from launching import Launcher, tiny
+
+# Distributed checkpoints log each tensor; pytest would keep it all.
+logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Launcher:
+    """Starts `tcm` in processes of its own."""
+    return Launcher(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all three stages that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("finished")
+    code, text = Launcher(folder).run("train", "digits", *tiny(), "--run", str(folder / "run"))
+    assert code == 0, text
+    return folder / "run"

@@ -1,0 +1,75 @@
+"""A stage in this process: `Fit` with real parts, its objective exchanged where a test wants it."""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from launching import lines, tiny_recipe
+from rich.console import Console
+from torch import Tensor
+
+from tcm.data import open_dataset
+from tcm.data.loader import Batches
+from tcm.method.objectives import Models, Objective
+from tcm.recipes.schema import Recipe, objective_of
+from tcm.training.checkpoint import Checkpoints
+from tcm.training.fit import Fit
+from tcm.training.metrics import MetricsFile, time_bins
+from tcm.training.processes import Processes
+from tcm.training.progress import StageProgress
+from tcm.training.run import Run, Settings
+from tcm.training.signals import StopRequest
+from tcm.training.start import card_of
+from tcm.training.trainer import Trainer
+from tcm.weights import Model
+
+ALONE = Processes(torch.device("cpu"))
+DEFAULTS = Settings()
+
+
+def unchanged(objective: Objective) -> Objective:
+    return objective
+
+
+def begin(
+    folder: Path, stage: str, wrap: Callable[[Objective], Objective] = unchanged, *overrides: str
+) -> tuple[Fit, StopRequest]:
+    """A stage without helpers, ready to run in `folder`."""
+    recipe = tiny_recipe(12, *overrides)
+    spec = recipe.stages[stage]
+    dataset = open_dataset("digits")
+    card = card_of(recipe, stage, dataset.shape, dataset.classes)
+    torch.manual_seed(0)
+    trainer = Trainer(
+        spec,
+        wrap(objective_of(recipe, spec)),
+        Models(Model.fresh(card).denoiser),
+        ALONE,
+        seed=(recipe.seed, stage),
+        bin_edges=time_bins(recipe.t_min, recipe.t_max),
+    )
+    (folder / "samples").mkdir(exist_ok=True)
+    metrics = MetricsFile(folder / "metrics.jsonl")
+    progress = StageProgress(Console(file=StringIO()), stage, spec.steps, None, None)
+    batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
+    checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
+    return Fit(trainer, batches, card, folder, checkpoints, progress, metrics, []), StopRequest(patient=True)
+
+
+def train(recipe: Recipe, folder: Path, settings: Settings = DEFAULTS, processes: Processes = ALONE) -> str:
+    """A whole run in this process; returns what it printed."""
+    console = Console(file=StringIO(), width=200)
+    assert Run(recipe, folder, processes, console, settings).train()
+    return console.file.getvalue()
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The events of a stage's metrics."""
+    return [line for line in lines(folder) if "event" in line]
+
+
+def weights_of(fit: Fit) -> dict[str, Tensor]:
+    """The student's weights."""
+    return fit.trainer.student.state_dict()

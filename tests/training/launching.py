@@ -1,0 +1,149 @@
+"""`tcm` in processes of its own, to be killed and signalled; a fork server spares each the seconds of its imports."""
+
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tcm.cli import main
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import Recipe
+
+STAGES = ("diffusion", "consistency", "truncated")
+FOLDERS = ("0-diffusion", "1-consistency", "2-truncated")
+TIMINGS = ("images_per_second", "memory")
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tcm.cli", "torch._dynamo"])
+
+
+def tiny(steps: int = 12, *overrides: str) -> list[str]:
+    """Overrides that make `digits` a matter of seconds, with a checkpoint every 4 steps, and dropout."""
+    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2"]
+    words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=6"]
+    stages = [f"{stage}.{word}" for stage in STAGES for word in words]
+    ours = [*network, *stages, "diffusion.warmup=1", "consistency.ratio_every=4"]
+    replaced = {override.partition("=")[0] for override in overrides}
+    return [word for word in ours if word.partition("=")[0] not in replaced] + list(overrides)
+
+
+def tiny_recipe(steps: int = 12, *overrides: str) -> Recipe:
+    """The recipe of those overrides."""
+    return resolve("digits", tiny(steps, *overrides))
+
+
+class Command:
+    """A `tcm` command that runs; its output goes to a file."""
+
+    def __init__(self, arguments: Sequence[str], output: Path, environment: dict[str, str]) -> None:
+        self._output = output
+        self._process = _CONTEXT.Process(target=_child, args=(list(arguments), str(output), environment))
+        self._process.start()
+
+    @property
+    def text(self) -> str:
+        """All that it has printed so far."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, signal: int) -> None:
+        """Send it a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal)
+
+    def until(self, condition: Callable[[], bool], patience: float = 120) -> None:
+        """Wait for a condition, or for the command's end."""
+        deadline = time.monotonic() + patience
+        while self.running and not condition():
+            assert time.monotonic() < deadline, f"waited in vain; it said:\n{self.text}"
+            time.sleep(0.0005)
+
+    def wait(self, patience: float = 240) -> int:
+        """Its exit code; negative if a signal ended it."""
+        self._process.join(patience)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            raise AssertionError(f"the command does not end; it said:\n{self.text}")
+        return code
+
+
+def _child(arguments: list[str], output: str, environment: dict[str, str]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    sys.argv = ["tcm", *arguments]
+    main()
+
+
+class Launcher:
+    """Starts commands, each with an output file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+
+    def start(self, *arguments: str, environment: dict[str, str] | None = None) -> Command:
+        """Start `tcm ARGUMENTS`."""
+        self._count += 1
+        return Command(arguments, self._folder / f"output-{self._count}.txt", environment or {})
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """`tcm ARGUMENTS` to its end: exit code and output."""
+        command = self.start(*arguments)
+        return command.wait(), command.text
+
+    def start_ranks(self, count: int, *arguments: str) -> list[Command]:
+        """Start `count` processes that share a run, as torchrun would."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        places = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        return [self.start(*arguments, environment=place) for place in places]
+
+    def run_ranks(self, count: int, *arguments: str) -> list[tuple[int, str]]:
+        """Exit code and output of each of `count` processes."""
+        commands = self.start_ranks(count, *arguments)
+        return [(command.wait(), command.text) for command in commands]
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a stage's metrics.jsonl, without what depends on the clock."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in found]
+
+
+def losses(folder: Path, key: str = "loss") -> list[float]:
+    """A stage's course of the loss."""
+    return [line[key] for line in lines(folder) if key in line]
+
+
+def fingerprint(run: Path) -> dict[str, bytes]:
+    """All bytes that a run's randomness and arithmetic decide: models, kept states, sample grids."""
+    files = sorted([*run.glob("*/model/*"), *run.glob("*/samples/*.png")])
+    found = {str(file.relative_to(run)): file.read_bytes() for file in files}
+    # The order of the words in the states' headers is arbitrary, so their tensors are compared.
+    for file in sorted(run.glob("*/state/step-*/*.safetensors")):
+        tensors = load_file(file).items()
+        found |= {f"{file.relative_to(run)} {name}": tensor.numpy().tobytes() for name, tensor in tensors}
+    return found
+
+
+def model_weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
+    """The weights that a stage ended with."""
+    return load_file(run / stage / "model" / "model.safetensors")

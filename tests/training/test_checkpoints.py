@@ -1,0 +1,135 @@
+"""Must show 4: damaged checkpoints and a full disk."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from inprocess import ALONE, begin, events, train
+from launching import FOLDERS, Launcher, fingerprint, tiny, tiny_recipe
+
+from tcm.training.checkpoint import Checkpoints, Position
+from tcm.training.guard import GuardState
+
+
+def cut(checkpoint: Path) -> None:
+    (file,) = checkpoint.glob("*.safetensors")
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(checkpoint: Path) -> None:
+    (file,) = checkpoint.glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+def lose_tensors(checkpoint: Path) -> None:
+    (file,) = checkpoint.glob("*.safetensors")
+    file.unlink()
+
+
+def lose_checksums(checkpoint: Path) -> None:
+    (checkpoint / "checksums.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (cut, "does not match its checksum"),
+        (flip, "does not match its checksum"),
+        (lose_tensors, "is missing"),
+        (lose_checksums, "checksums.json is missing or unreadable"),
+    ],
+)
+def test_a_damaged_newest_checkpoint(
+    finished: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    """It is named, the one before it is used, and the end is the same."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    stage = run / FOLDERS[2]
+    shutil.rmtree(stage / "model")
+    damage(stage / "state" / "step-12")
+    said = train(tiny_recipe(), run)
+    assert f"{stage}/state/step-12 is damaged" in said
+    assert reason in said
+    assert "going on from step 8" in said
+    assert [event["event"] for event in events(stage) if event["event"] == "damaged"] == ["damaged"]
+    assert fingerprint(run) == fingerprint(finished)
+
+
+def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
+    """The stage begins anew, after saying so; litter beside the checkpoints does no harm."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    state = run / FOLDERS[2] / "state"
+    shutil.rmtree(state.parent / "model")
+    for checkpoint in state.glob("step-*"):
+        cut(checkpoint)
+    (state / ".DS_Store").touch()
+    (state / "step-old").mkdir()
+    (state / "damaged-step-12").mkdir()
+    (state / ".writing-12").mkdir()
+    assert "going on from step 0" in train(tiny_recipe(), run)
+    (state / "step-old").rmdir()
+    assert fingerprint(run) == fingerprint(finished)
+    assert not (state / ".writing-12").exists()
+
+
+def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
+    """Written, read into another trainer: the same tensors and the same position."""
+    fit, _ = begin(tmp_path, "diffusion")
+    fit.trainer.step(0, fit.batches.at(0))
+    fit.trainer.retry, fit.trainer.guard = 2, GuardState(scale=1 / 3, seen=7, in_a_row=1, skipped=4)
+    checkpoints = Checkpoints(tmp_path / "kept", 2, ALONE)
+    for step in (1, 5, 10, 100):
+        checkpoints.save(fit.trainer.tensors(), fit.trainer.position(step))
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step-10", "step-100"]
+    other, _ = begin(tmp_path, "diffusion")
+    newest = checkpoints.newest().path
+    assert newest is not None
+    position = checkpoints.load(newest, other.trainer.tensors())
+    assert position == Position(step=100, retry=2, guard=GuardState(1 / 3, 7, 1, 4))
+    ours, theirs = fit.trainer.tensors(), other.trainer.tensors()
+    assert len(ours) > 100
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True)
+    if made.returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk(launcher: Launcher, small_disk: Path, finished: Path) -> None:
+    run, filler = small_disk / "run", small_disk / "filler"
+    command = launcher.start("train", "digits", *tiny(), "--run", str(run))
+    command.until(lambda: (run / FOLDERS[0] / "state" / "step-4").exists())
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
+    kept = sorted((run / FOLDERS[0] / "state").iterdir())
+    for free, unwritten in ((100_000, "state/step-"), (0, "0-diffusion could not")):
+        status = os.statvfs(small_disk)
+        filler.write_bytes(bytes(status.f_bavail * status.f_frsize - free))
+        code, text = launcher.run("train", str(run))
+        assert code == 2, text
+        error = text.splitlines()[-1]
+        assert error.startswith("error: the disk is full, and ")
+        assert unwritten in error
+        assert error.endswith("free some space and resume: what was saved before is intact")
+        assert sorted((run / FOLDERS[0] / "state").iterdir()) == kept
+        filler.unlink()
+    code, text = launcher.run("train", str(run))
+    assert code == 0, text
+    assert fingerprint(run) == fingerprint(finished)

@@ -1,0 +1,116 @@
+"""Must show 2: two processes against one, with and without accumulation; sharded weights (FSDP2).
+
+TCM_STEPS=50 compares more steps than the default.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny
+
+import tcm
+
+STEPS = int(os.environ.get("TCM_STEPS", "8"))
+PLAIN = ["network.dropout=0.0", *(f"{stage}.log_every=1" for stage in STAGES)]
+QUIET = [f"{stage}.{word}" for stage in STAGES for word in ("sample_every=0", "checkpoint_every=100")]
+EDM2 = 'network={kind="edm2", channels=16, channel_mult=[1, 2], blocks=1, attention=[], dropout=0.2}'
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process's run."""
+    folder = tmp_path_factory.mktemp("alone")
+    code, text = Launcher(folder).run("train", "digits", *tiny(STEPS, *PLAIN, *QUIET), "--run", str(folder / "run"))
+    assert code == 0, text
+    return folder / "run"
+
+
+def compare(run: Path, other: Path) -> None:
+    for folder in FOLDERS:
+        for key in ("loss", "gradient_norm"):
+            assert len(losses(run / folder, key)) == STEPS
+            assert losses(run / folder, key) == pytest.approx(losses(other / folder, key), rel=1e-4), (folder, key)
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (2, 1), (2, 2)])
+def test_the_same_losses(launcher: Launcher, alone: Path, tmp_path: Path, processes: int, accumulation: int) -> None:
+    recipe = tiny(STEPS, *PLAIN, *QUIET, *(f"{stage}.accumulation={accumulation}" for stage in STAGES))
+    arguments = ("train", "digits", *recipe, "--run", str(tmp_path / "run"))
+    ended = launcher.run_ranks(processes, *arguments) if processes > 1 else [launcher.run(*arguments)]
+    assert [code for code, _ in ended] == [0] * processes, ended
+    assert all(text == "" for _, text in ended[1:]), "only the first process speaks"
+    compare(tmp_path / "run", alone)
+
+
+def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_path: Path) -> None:
+    """Two processes share the weights, are stopped and go on, are killed, and one process without sharing ends it."""
+    run = tmp_path / "run"
+    arguments = ("train", "digits", *tiny(STEPS, *PLAIN, *QUIET), "--run", str(run))
+    sharing = launcher.start_ranks(2, *arguments, "--shard")
+    sharing[0].until(lambda: (run / FOLDERS[0] / "metrics.jsonl").exists() and bool(losses(run / FOLDERS[0])))
+    sharing[1].send(signal.SIGTERM)  # one of them is enough
+    assert [command.wait() for command in sharing] == [0, 0], sharing[0].text
+    assert "a signal to another process: saved and stopped" in sharing[0].text
+    sharing = launcher.start_ranks(2, *arguments, "--shard")
+    sharing[0].until(lambda: (run / FOLDERS[2] / "metrics.jsonl").exists())
+    for command in sharing:
+        command.send(signal.SIGKILL)
+        command.wait()
+    code, text = launcher.run("train", str(run))
+    assert code == 0, text
+    assert "0-diffusion: going on from step" in sharing[0].text
+    compare(run, alone)
+
+
+def test_edm2_sharded(launcher: Launcher, tmp_path: Path) -> None:
+    """Forced weight normalisation, scalar gains and the uncertainty head, each shared; the model loads and samples."""
+    words = tiny(3, EDM2, "uncertainty=8", *QUIET, *(f"{stage}.log_every=1" for stage in STAGES))
+    words = [word for word in words if not word.startswith("network.")]
+    shared, whole = tmp_path / "shared", tmp_path / "whole"
+    ended = launcher.run_ranks(2, "train", "digits", *words, "--run", str(shared), "--shard")
+    assert [code for code, _ in ended] == [0, 0], ended
+    code, text = launcher.run("train", "digits", *words, "--run", str(whole))
+    assert code == 0, text
+    for folder in FOLDERS:
+        assert losses(shared / folder) == pytest.approx(losses(whole / folder), rel=1e-4), folder
+        images = tcm.Model.load(shared / folder / "model").sample(4)
+        torch.testing.assert_close(images, tcm.Model.load(whole / folder / "model").sample(4), atol=1e-3, rtol=1e-3)
+    # The other way round: a checkpoint of one process is read by two that share the weights.
+    model = whole / FOLDERS[2] / "model"
+    for file in model.iterdir():
+        file.unlink()
+    model.rmdir()
+    ended = launcher.run_ranks(2, "train", str(whole), "--shard")
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert tcm.Model.load(model).card.kind == "truncated"
+
+
+def test_one_line_for_all_processes(launcher: Launcher, tmp_path: Path) -> None:
+    """What is wrong is said by the first process alone, whoever finds it; all end with code 2."""
+    arguments = ("train", "digits", *tiny(4, "truncated.batch=15"), "--run", str(tmp_path / "run"))
+    (first, text), second = launcher.run_ranks(2, *arguments)
+    assert text == "error: truncated.batch=15 cannot be shared by 2 processes with accumulation=1; use 14 or 16\n"
+    assert (first, second) == (2, (2, ""))
+    (first, text), second = launcher.run_ranks(2, "train", "digit")
+    assert text.startswith("error: recipe 'digit' does not exist; did you mean 'digits'?")
+    assert (first, second) == (2, (2, ""))
+    (first, text), second = launcher.run_ranks(2, "train", "digits", "--device", "cuda:7")
+    assert text.startswith("error: device=cuda:7 does not exist here; use one of cpu")
+    assert (first, second) == (2, (2, ""))
+
+
+def test_a_given_up_run_of_two(launcher: Launcher, tmp_path: Path) -> None:
+    """A learning rate beyond reason, in two processes: they skip, go back and give up together."""
+    words = [
+        "diffusion.learning_rate=1e30", "diffusion.warmup=0", "diffusion.guard.patience=2", "diffusion.guard.retries=1",
+        "diffusion.sample_every=0",
+    ]  # fmt: skip
+    arguments = ("train", "digits", *tiny(12, *words), "--run", str(tmp_path / "run"))
+    (first, text), second = launcher.run_ranks(2, *arguments)
+    assert (first, second) == (2, (2, "")), text
+    assert text.splitlines()[-1].startswith("error: training does not recover: ")
+    events = [line["event"] for line in lines(tmp_path / "run" / FOLDERS[0]) if "event" in line]
+    assert events == ["skipped", "skipped", "went back", "skipped", "skipped"]

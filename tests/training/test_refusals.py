@@ -1,0 +1,179 @@
+"""Must show 5, the trainer's share: what does not fit is said in one line, with the value and the remedy."""
+
+from pathlib import Path
+
+import pytest
+from inprocess import train
+from launching import Launcher, tiny, tiny_recipe
+from PIL import Image
+
+from tcm.errors import TcmError
+from tcm.networks import EDM2Config
+from tcm.recipes.schema import Recipe
+from tcm.training.processes import join
+from tcm.training.run import Settings
+from tcm.training.start import card_of
+from tcm.weights import Model
+
+STAGE_2 = ('order=["truncated"]', "truncated.teacher=none")
+STAGE_1 = ('order=["consistency"]', "consistency.teacher=none")
+
+
+def saved_model(folder: Path, stage: str, recipe: Recipe | None = None, classes: int = 10) -> str:
+    """An untrained model of a stage."""
+    recipe = recipe or tiny_recipe()
+    shape = recipe.image_shape or (1, 8, 8)
+    Model.fresh(card_of(recipe, stage, shape, classes)).save(folder / "model")
+    return str(folder / "model")
+
+
+def refusal(recipe: Recipe, folder: Path, init: str | None = None, **settings: object) -> str:
+    with pytest.raises(TcmError) as error:
+        train(recipe, folder / "run", Settings(init, **settings))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_the_datas_shape(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(4, "image_shape=[1,16,16]"), tmp_path) == (
+        "data.path=digits has images of shape [1, 8, 8], and image_shape is [1, 16, 16]; prepare the data with "
+        "`tcm data prepare` or change image_shape"
+    )
+
+
+def test_the_datas_classes(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(4, "classes=7"), tmp_path) == (
+        "data.path=digits has 10 classes, and classes=7; correct it"
+    )
+
+
+def test_data_without_labels(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(3):
+        Image.new("L", (8, 8), 80 * number).save(images / f"{number}.png")
+    recipe = tiny_recipe(4, f"data.path={images}", "classes=none")
+    assert refusal(recipe, tmp_path) == (
+        f"conditional=true, and data.path={images} has no labels; add labels or unset it"
+    )
+
+
+def test_data_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere" in refusal(tiny_recipe(4, "data.path=./nowhere"), tmp_path)
+
+
+def test_no_init(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(4, *STAGE_1), tmp_path) == (
+        "consistency.init needs the model that the run starts from; give it with --init MODEL"
+    )
+    assert refusal(tiny_recipe(4, *STAGE_2), tmp_path / "other").startswith("truncated.init needs the model")
+
+
+def test_an_init_that_is_not_there(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(4, *STAGE_1), tmp_path, "./nowhere") == (
+        "./nowhere is not a folder; give a model folder or a hub id such as someone/model"
+    )
+
+
+def test_an_init_of_another_network(tmp_path: Path) -> None:
+    wide = saved_model(tmp_path, "diffusion", tiny_recipe(4, "network.channels=16"))
+    message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, wide)
+    assert message.startswith("consistency.init=previous has network.channels 16, and this recipe needs 8;")
+
+
+def test_an_init_of_another_kind_of_network(tmp_path: Path) -> None:
+    card = card_of(tiny_recipe(), "diffusion", (1, 8, 8), 10)
+    other = EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=())
+    Model.fresh(card.model_copy(update={"network": other})).save(tmp_path / "model")
+    message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, str(tmp_path / "model"))
+    assert message.startswith("consistency.init=previous has network.kind edm2, and this recipe needs ddpmpp;")
+
+
+def test_an_init_of_other_classes(tmp_path: Path) -> None:
+    message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, saved_model(tmp_path, "diffusion", classes=3))
+    assert message == "consistency.init=previous has classes 3, and this recipe needs 10; make them the same"
+
+
+def test_an_init_of_another_shape(tmp_path: Path) -> None:
+    model = saved_model(tmp_path, "diffusion", tiny_recipe(4, "image_shape=[1,16,16]"))
+    message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, model)
+    assert message.startswith("consistency.init=previous has image_shape (1, 16, 16), and this recipe needs (1, 8, 8)")
+
+
+def test_dropout_may_differ(tmp_path: Path) -> None:
+    model = saved_model(tmp_path, "diffusion", tiny_recipe(2, "network.dropout=0.5"))
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(model))
+
+
+def test_a_frozen_model_that_is_not_defined_there(tmp_path: Path) -> None:
+    frozen = saved_model(tmp_path, "truncated", tiny_recipe(4, "truncated.t_prime=2.0", "second_time=2.0"))
+    message = refusal(tiny_recipe(4, *STAGE_2), tmp_path, frozen)
+    assert message.startswith("t_prime=1 asks truncated.frozen=previous for t from 0.68")
+    assert message.endswith("and it is defined on [2, 10]; choose t_prime inside that range")
+
+
+def test_a_frozen_model_must_be_a_consistency_model(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(4, *STAGE_2), tmp_path, saved_model(tmp_path, "diffusion")) == (
+        "truncated.frozen=previous is a diffusion model, and a consistency model is needed below t_prime; train a "
+        "consistency stage first"
+    )
+
+
+def test_a_teacher_must_be_a_diffusion_model(tmp_path: Path) -> None:
+    recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init")
+    assert refusal(recipe, tmp_path, saved_model(tmp_path, "consistency")) == (
+        "consistency.teacher=init is a consistency model, and only a diffusion model can teach; name another"
+    )
+
+
+def test_a_teacher_must_know_all_times(tmp_path: Path) -> None:
+    recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init", "t_max=20.0")
+    assert refusal(recipe, tmp_path, saved_model(tmp_path, "diffusion")) == (
+        "consistency.teacher=init is defined up to t_max=10, below 20; lower t_max"
+    )
+
+
+def test_another_recipe_for_the_same_run(finished: Path) -> None:
+    with pytest.raises(TcmError) as error:
+        train(tiny_recipe(12, "truncated.t_prime=0.5", "seed=3"), finished)
+    assert str(error.value) == (
+        f"{finished} was begun with another recipe (seed: 0 → 3; truncated.t_prime: 1.0 → 0.5); use the run's own "
+        f"recipe or another --run"
+    )
+
+
+def test_another_init_for_the_same_run(tmp_path: Path) -> None:
+    first, other = (saved_model(tmp_path / name, "diffusion") for name in ("first", "other"))
+    recipe = tiny_recipe(2, *STAGE_1)
+    train(recipe, tmp_path / "run", Settings(first))
+    train(recipe, tmp_path / "run")  # noted, so that it need not be given again
+    assert refusal(recipe, tmp_path, other) == (
+        f"{tmp_path}/run was begun with --init {first} and not {other}; leave --init out or use another --run"
+    )
+
+
+def test_a_run_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    assert refusal(tiny_recipe(), tmp_path).endswith("run cannot be a run's folder (File exists); choose another --run")
+
+
+def test_sharing_alone(tmp_path: Path) -> None:
+    assert refusal(tiny_recipe(), tmp_path, sharded=True) == (
+        "shard shares the weights among processes, and there is one; start them with torchrun"
+    )
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:77", "meta", "cpu:x"])
+def test_a_device_that_does_not_exist(name: str) -> None:
+    message = rf"device={name} (is not a device|does not exist here).*; use one of cpu"
+    with pytest.raises(TcmError, match=message), join(name):
+        pass
+
+
+def test_the_command_line(launcher: Launcher, tmp_path: Path) -> None:
+    """One line, exit code 2, and nothing left behind that would hinder a corrected start."""
+    run = str(tmp_path / "run")
+    code, text = launcher.run("train", "digits", *tiny(2, "classes=7"), "--run", run)
+    assert (code, text) == (2, "error: data.path=digits has 10 classes, and classes=7; correct it\n")
+    code, text = launcher.run("train", "digits", *tiny(2, 'order=["diffusion"]'), "--run", run)
+    assert code == 0, text

@@ -1,0 +1,119 @@
+"""Must show 4: signals save and stop with code 0; a second Ctrl-C stops at once; one training per run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from inprocess import train
+from launching import FOLDERS, Launcher, lines, losses, tiny, tiny_recipe
+
+from tcm.errors import TcmError
+from tcm.training import run as run_module
+from tcm.training.checkpoint import Checkpoints
+from tcm.training.signals import StopRequest, stop_requests
+
+LONG = tiny(1000, "diffusion.checkpoint_every=1000", "diffusion.sample_every=0")
+
+
+def state(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / FOLDERS[0] / "state").glob("step-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda number: number.name)
+def test_a_signal_saves_and_stops(launcher: Launcher, tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "a run"
+    command = launcher.start("train", "digits", *LONG, "--run", str(run))
+    metrics = run / FOLDERS[0] / "metrics.jsonl"
+    command.until(lambda: metrics.exists() and bool(metrics.read_text()))
+    command.send(number)
+    assert command.wait() == 0, command.text
+    *_, saved, resume = command.text.splitlines()
+    assert resume == f"resume with: tcm train '{run}'"
+    assert saved.endswith(f"{number.name}: saved and stopped")
+    (first, last) = state(run)
+    assert first == "step-0"
+    assert int(last.removeprefix("step-")) >= lines(run / FOLDERS[0])[-1]["step"]
+
+
+def test_a_signal_before_the_first_step(launcher: Launcher, tmp_path: Path) -> None:
+    """Also while data is opened or models are built: the stage takes one step, saves and stops."""
+    run = tmp_path / "run"
+    command = launcher.start("train", "digits", *LONG, "--run", str(run))
+    command.until(lambda: (run / ".lock").exists())
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0, command.text
+    assert state(run) == ["step-0", "step-1"]
+
+
+def test_a_second_ctrl_c_stops_at_once(launcher: Launcher, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slow = ["diffusion.batch=4096", "diffusion.log_every=1", "diffusion.sample_every=0"]
+    command = launcher.start("train", "digits", *tiny(1000, *slow), "--run", str(run))
+    command.until(lambda: (run / FOLDERS[0] / "state" / "step-0").exists())
+    time.sleep(0.3)
+    command.send(signal.SIGINT)
+    time.sleep(0.3)
+    command.send(signal.SIGINT)
+    assert command.wait() != 0, command.text
+    assert "Traceback" not in command.text
+    assert state(run) == ["step-0"]
+    assert Checkpoints(run / FOLDERS[0] / "state", 2, run_module.Processes(None)).newest().damage == ()
+
+
+def test_torchruns_second_ctrl_c_is_the_first() -> None:
+    request = StopRequest(patient=True)
+    request.note(signal.SIGINT, None)
+    request.note(signal.SIGINT, None)
+    assert request.by == "SIGINT"
+    impatient = StopRequest(patient=False)
+    impatient.note(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        impatient.note(signal.SIGINT, None)
+
+
+def test_the_handlers_before_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests(patient=False) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop
+        assert stop.by == "SIGUSR1"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    command = launcher.start("train", "digits", *LONG, "--run", str(run))
+    command.until(lambda: (run / FOLDERS[0] / "state" / "step-0").exists())
+    monkeypatch.setattr(run_module, "LOCK_PATIENCE", 0.1)
+    with pytest.raises(TcmError, match=r"run is being trained by another process; wait for it or choose another --run"):
+        train(tiny_recipe(), run)
+    command.send(signal.SIGKILL)
+    command.wait()
+    assert command.text.count("diffusion") == len(losses(run / FOLDERS[0]))
+    # The lock dies with its holder; the recipe is what stands in the way now.
+    with pytest.raises(TcmError, match=r"was begun with another recipe \(.*diffusion.steps: 1000 → 12"):
+        train(tiny_recipe(), run)
+
+
+@pytest.mark.skipif(not os.environ.get("TCM_TORCHRUN"), reason="half a minute; TCM_TORCHRUN=1 runs it")
+def test_torchrun_restarts_a_killed_process(tmp_path: Path, finished: Path) -> None:
+    run = tmp_path / "run"
+    words = ["--nproc-per-node", "2", "--max-restarts", "2", "-m", "--", "tcm", "train", "digits", *tiny()]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--run", str(run)]
+    with (
+        (tmp_path / "output.txt").open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output) as torchrun,
+    ):
+        while not (run / FOLDERS[0] / "state" / "step-8").exists():
+            assert torchrun.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.05)
+        children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert torchrun.wait() == 0, (tmp_path / "output.txt").read_text()
+    assert "going on from step" in (tmp_path / "output.txt").read_text()
+    for folder in FOLDERS:
+        assert losses(run / folder) == pytest.approx(losses(finished / folder), rel=1e-4)

@@ -1,0 +1,151 @@
+"""Must show 6: the stages of the paper and those around them, each with few steps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from inprocess import train
+from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny, tiny_recipe
+from PIL import Image
+
+import tcm
+from tcm.recipes.fields import ConsistencyStage, DataSpec, TruncatedStage
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import Recipe
+from tcm.training.run import Settings
+from tcm.weights.exporting import export_state_dict
+from tcm.weights.importing import import_checkpoint
+
+
+def test_a_finished_run(finished: Path) -> None:
+    """recipe.toml, a folder per stage, models that know where they come from, pictures."""
+    assert resolve(str(finished / "recipe.toml")) == tiny_recipe()
+    for name, folder, (low, high) in zip(STAGES, FOLDERS, ((0.002, 10), (0.002, 10), (1, 10)), strict=True):
+        card = tcm.Model.load(finished / folder / "model").card
+        assert (card.kind, card.t_min, card.t_max, card.classes) == (name, low, high, 10)
+        assert (card.provenance.recipe, card.provenance.stage, card.provenance.step) == ("digits", name, 12)
+        assert card.provenance.data == tcm.data.open_dataset("digits").content_hash()
+        pictures = sorted((finished / folder / "samples").iterdir())
+        assert [picture.name for picture in pictures] == ["step-0000006.png", "step-0000012.png"]
+        assert Image.open(pictures[-1]).size == (8 * 9 * 4 - 4, 8 * 9 * 4 - 4)
+
+
+def test_the_digits_recipe(launcher: Launcher, tmp_path: Path) -> None:
+    """`tcm train digits` as shipped but for its length: it learns."""
+    words = [
+        f"{stage}.{word}" for stage in STAGES for word in ("steps=30", "log_every=5", "sample_every=30", "batch=32")
+    ]
+    code, text = launcher.run("train", "digits", *words, "diffusion.warmup=5", "--run", str(tmp_path / "run"))
+    assert code == 0, text
+    assert text.splitlines()[-1] == f"done: {tmp_path}/run; see it with `tcm report {tmp_path}/run`"
+    course = losses(tmp_path / "run" / FOLDERS[0])
+    assert course[-1] < 0.7 * course[0]
+    assert tcm.Model.load(tmp_path / "run" / FOLDERS[2] / "model").sample(2, steps=2).shape == (2, 1, 8, 8)
+
+
+GENERAL = """
+extends = "digits"
+order = ["diffusion", "consistency", "intermediate", "truncated", "third"]
+second_time = 4.0
+
+[stages.intermediate]
+objective = "consistency"
+init = "consistency"
+t_high = 1.0
+learning_rate = 1e-3
+times = { kind = "lognormal", mean = -1.1, std = 2.0 }
+steps = 2
+batch = 16
+
+[stages.truncated]
+init = "consistency"
+frozen = "intermediate"
+teacher = "none"
+
+[stages.third]
+objective = "truncated"
+teacher = "diffusion"
+t_prime = 4.0
+learning_rate = 1e-3
+ratio_limit = 0.9
+steps = 2
+batch = 16
+"""
+
+
+def test_general_stages(tmp_path: Path) -> None:
+    """An intermediate stage on [t_min, t'] that gives the frozen model; stage 2 from data; a third stage by teacher."""
+    (tmp_path / "general.toml").write_text(GENERAL)
+    recipe = resolve(str(tmp_path / "general.toml"), tiny(2))
+    train(recipe, tmp_path / "run")
+    folders = ["0-diffusion", "1-consistency", "2-intermediate", "3-truncated", "4-third"]
+    cards = [tcm.Model.load(tmp_path / "run" / folder / "model").card for folder in folders]
+    assert [(card.t_min, card.t_max) for card in cards] == [(0.002, 10), (0.002, 10), (0.002, 1), (1, 10), (4, 10)]
+    assert list((tmp_path / "run" / "2-intermediate" / "samples").iterdir()) == [], "it knows nothing of pure noise"
+    for folder in folders[3:]:
+        (line,) = [line for line in lines(tmp_path / "run" / folder) if "loss" in line]
+        assert line["boundary"] > 0
+
+
+@pytest.mark.parametrize("teacher", ["none", "./teacher"])
+def test_stage_2_alone(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: str) -> None:
+    """The model given with --init is student and frozen network; from data, and from a teacher in a folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teacher").symlink_to(finished / FOLDERS[0] / "model")
+    recipe = tiny_recipe(1, 'order=["truncated"]', f"truncated.teacher={teacher}", "truncated.learning_rate=1e-12")
+    init = finished / FOLDERS[1] / "model"
+    train(recipe, tmp_path / "run", Settings(str(init)))
+    trained = tcm.Model.load(tmp_path / "run" / "1-truncated" / "model").denoiser.state_dict()
+    given = tcm.Model.load(init).denoiser.state_dict()
+    assert trained.keys() == given.keys()
+    for name in given:
+        torch.testing.assert_close(trained[name], given[name], atol=1e-9, rtol=0)
+
+
+def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
+    """A published file becomes a model folder; stages 1 and 2 go on from it, with its own images."""
+    card = tcm.Model.load(finished / FOLDERS[0] / "model").card
+    network = card.network.model_copy(update={"dropout": 0.0})
+    source = tcm.Model.fresh(
+        card.model_copy(update={"network": network, "image_shape": (3, 8, 8), "classes": 0, "t_max": 80.0})
+    )
+    export_state_dict(source, tmp_path / "published.safetensors")
+    import_checkpoint(tmp_path / "published.safetensors", "diffusion").model.save(tmp_path / "imported")
+    (tmp_path / "images").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
+    recipe = Recipe(
+        name="imported",
+        data=DataSpec(path=str(tmp_path / "images"), flip=True),
+        network=network,
+        stages={
+            "consistency": ConsistencyStage(steps=2, batch=8, learning_rate=1e-4),
+            "truncated": TruncatedStage(steps=2, batch=8, learning_rate=1e-4),
+        },
+    )
+    train(recipe, tmp_path / "run", Settings(str(tmp_path / "imported")))
+    assert tcm.Model.load(tmp_path / "run" / "2-truncated" / "model").sample(2).shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(("recipe", "parameters"), [("cifar10", "55.7 M"), ("imagenet64-xl", "1119.3 M")])
+def test_dry_runs(launcher: Launcher, tmp_path: Path, recipe: str, parameters: str) -> None:
+    code, text = launcher.run("train", recipe, "--dry-run", "--run", str(tmp_path / "run"))
+    assert code == 0, text
+    assert parameters in text
+    assert "[stages.truncated]" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    """Reading processes, and a run that is stopped among them."""
+    (tmp_path / "images").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)):
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
+    ends = []
+    for workers in (0, 2):
+        words = [f"data.path={tmp_path}/images", "classes=none", "conditional=false", 'order=["diffusion"]']
+        recipe = tiny_recipe(4, *words, f"data.workers={workers}", "diffusion.sample_every=0")
+        train(recipe, tmp_path / f"run-{workers}")
+        ends.append(tcm.Model.load(tmp_path / f"run-{workers}" / FOLDERS[0] / "model").denoiser.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
