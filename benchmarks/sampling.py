@@ -1,7 +1,7 @@
 """Sampling: images/s of one step, two steps and Heun (35 evaluations), interleaved.
 
 `python -m benchmarks.sampling`: the 55.7 M DDPM++ of CIFAR-10 and a small network for the digits, with fresh weights
-(speed does not depend on them). A few minutes on two idle cores (OMP_NUM_THREADS sets the threads).
+(speed does not depend on them). About two minutes on two idle cores (OMP_NUM_THREADS sets the threads).
 """
 
 import statistics
@@ -14,7 +14,7 @@ from rich.table import Table
 import tcm
 from tcm.evaluation.sampling import Sampling, generate
 
-ROUNDS = 3
+ROUNDS = 2
 
 LARGE = tcm.DDPMppConfig()
 SMALL = tcm.DDPMppConfig(channels=32, channel_mult=(1, 2), blocks=1)

@@ -188,7 +188,7 @@ def test_invented_zip_names(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"])
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_damaged_pictures(kind: str, data: st.DataObject) -> None:

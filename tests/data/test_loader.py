@@ -1,5 +1,6 @@
 """The whole batch of a step is the same whatever the processes, the workers and the restarts."""
 
+import pickle
 from itertools import islice
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def test_whole_batches_depend_on_seed_and_step_alone(dataset: Dataset, workers: 
             classes[share.positions] = share.labels
         np.testing.assert_array_equal(whole, images)
         np.testing.assert_array_equal(classes, labels)
+
+
+def test_workers_may_be_started_afresh(dataset: Dataset) -> None:
+    """Where processes are spawned and not forked, the data set is pickled into them, even after it was read."""
+    dataset.read(np.arange(3))
+    copy = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(copy.read(np.arange(23))[0], IMAGES)
 
 
 def test_a_restart_goes_on_where_it_stopped() -> None:

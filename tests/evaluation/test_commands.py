@@ -50,7 +50,7 @@ def run(*arguments: object) -> str:
 
 
 def under_torchrun(*arguments: object) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm.cli"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *map(str, arguments)], check=True, env=environment, timeout=180, capture_output=True)
 
@@ -127,6 +127,8 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
     assert tcm.load(folder).times(2) == [10.0, best]
     with pytest.raises(TcmError, match="lies below 1"):
         run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "0.5")
+    with pytest.raises(TcmError, match="not a folder here"):
+        run("times", "someone/model", "--data", "digits", "--detector", "digits", "--write")
     with pytest.raises(TcmError, match="diffusion model"):
         run("times", models / "diffusion", "--data", "digits", "--detector", "digits", "-n", 70)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import tcm
@@ -95,6 +97,9 @@ def test_published_statistics(tmp_path: Path, digits: Tensor, detector: Detector
     np.savez(tmp_path / "small.npz", mu=np.zeros(3), sigma=np.eye(3))
     with pytest.raises(TcmError, match="64 features"):
         published_reference(tmp_path / "small.npz", detector)
+    np.savez(tmp_path / "nan.npz", mu=np.full(64, np.nan), sigma=np.eye(64))
+    with pytest.raises(TcmError, match="NaN"):
+        published_reference(tmp_path / "nan.npz", detector)
     (tmp_path / "text.npz").write_text("no")
     with pytest.raises(TcmError, match="mu and sigma"):
         published_reference(tmp_path / "text.npz", detector)
@@ -205,3 +210,19 @@ def test_an_inception_score_without_classes_is_refused_before_anything_is_drawn(
 
     with pytest.raises(TcmError, match="no class head"):
         evaluate(never(), headless, ME, ("fid", "is"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="0123456789-,. eE+naif", max_size=12))
+def test_any_text_is_seeds_and_times_or_our_error(text: str) -> None:
+    try:
+        seeds = parse_seeds(text)
+    except TcmError:
+        seeds = [0]
+    assert len(set(seeds)) == len(seeds) > 0
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    try:
+        times = parse_times(text)
+    except TcmError:
+        times = (1.0,)
+    assert all(0 < t < float("inf") for t in times)

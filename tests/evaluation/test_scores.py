@@ -1,9 +1,12 @@
 """Records of scores: written, read, compared only under equal conditions."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tcm.errors import TcmError
 from tcm.evaluation.scores import Score, append_scores, compare, differing_conditions, read_scores
@@ -74,8 +77,24 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     file.write_text("{}\n")
     with pytest.raises(TcmError, match="line 1 is not a score"):
         read_scores(file)
-    file.write_text("what\n")
+    file.write_bytes(b"\xff\xfe\n")
     with pytest.raises(TcmError, match="line 1 is not JSON"):
         read_scores(file)
     with pytest.raises(TcmError, match="no metric in common"):
         compare([SCORE], [dataclasses.replace(SCORE, metric="KID")])
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.one_of(
+        st.text(max_size=60), st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists).map(json.dumps)
+    )
+)
+def test_any_file_gives_scores_or_our_error(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "scores.jsonl"
+    file.write_text(content, encoding="utf-8")
+    if content.splitlines():
+        with pytest.raises(TcmError, match="line"):
+            read_scores(file)
+    else:
+        assert read_scores(file) == []

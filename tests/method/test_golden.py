@@ -60,9 +60,6 @@ def case(request, golden) -> Case:
         objective = TruncatedConsistency(
             LogStudentT(0, 0.2, 1.0), pairs, settings["t_prime"], settings["w_b"], settings["rho"]
         )
-        # The file has its boundary samples first; ours are spread over the batch: give each sample such a place.
-        places = objective.is_boundary(batch).int().argsort(descending=True, stable=True)
-        batch = Batch(x, None, places, len(x))
         boundary = objective.is_boundary(batch)
         assert boundary.tolist() == [i < settings["n_boundary"] for i in range(len(x))]
         models = Models(student, load_denoiser(part(tensors, "frozen."), settings))

@@ -165,6 +165,15 @@ def test_every_mask_is_used(config) -> None:
             assert not torch.allclose(network(x, c_noise, None, masks), all_kept), place
 
 
+@small
+def test_no_sample_is_a_batch_too(config) -> None:
+    """A process whose share has no target of one kind still calls that network."""
+    network = build_network(config, (1, 8, 8), 2)
+    masks = network.draw_masks(SampleStreams([]))
+    out = network(torch.empty(0, 1, 8, 8), torch.empty(0), torch.empty(0, dtype=torch.int64), masks)
+    assert out.shape == (0, 1, 8, 8)
+
+
 def test_edm2_drops_at_low_resolutions_only() -> None:
     config = EDM2Config(channels=16, channel_mult=(1, 1, 1), blocks=1, dropout=0.4, dropout_up_to=8)
     shapes = build_network(config, (1, 16, 12), 0).dropout_shapes
@@ -236,6 +245,13 @@ def test_edm2_keeps_magnitudes_at_initialisation() -> None:
         network(torch.randn(4, 3, 16, 16), torch.zeros(4), None, None)
     assert len(seen) > 10
     assert all(0.6 < magnitude < 1.6 for magnitude in seen)
+
+
+def test_edm2_clips_what_float16_could_not_hold() -> None:
+    block = build_network(SMALL["edm2"], (1, 8, 8), 0).decoder[0]
+    with torch.no_grad():
+        out = block(torch.full((1, 128, 4, 4), 1e5), torch.zeros(1, 128), None)
+    assert float(out.abs().max()) == 256
 
 
 @small

@@ -15,7 +15,7 @@ from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of, show
 from tcm.data import Dataset, open_dataset
 from tcm.errors import TcmError, TcmWarning
 from tcm.evaluation.denoising import denoising_distances, model_denoise
-from tcm.evaluation.evaluate import METRICS, Metric, check_detector, evaluate, model_subject, needs_features
+from tcm.evaluation.evaluate import METRICS, Metric, check_detector, evaluate, model_subject, needs_reference_features
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.measurement import PAPERS_COUNT, Subject
 from tcm.evaluation.references import (
@@ -68,26 +68,26 @@ def evaluation(
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data; or --compare with two files of scores")
     wanted = _metrics(metrics)
+    sampling, at = sampling_of(steps, times, label), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
         network = load_detector(detector, processes.device)
         check_detector(network, wanted)
-        reference = _reference(data, split, network, needs_features(wanted), batch, processes)
         if is_images(target):
             if (steps, times, label, dfid) != (None, None, None, None):
                 raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")
-            found = _score_images(target, count, reference, wanted, batch, processes)
+            images = _all_images(target, count)
+            reference = _reference(data, split, network, needs_reference_features(wanted), batch, processes)
+            found = _score_images(images, target, reference, wanted, batch, processes)
         else:
             model = load(target).to(processes.device)
-            sampling = sampling_of(steps, times, label)
+            dataset = _dataset(data, split) if at else None
+            reference = _reference(data, split, network, needs_reference_features(wanted), batch, processes)
             seeds = range(seed, seed + (count or PAPERS_COUNT))
             found = _score_model(model, target, seeds, sampling, reference, wanted, batch, processes)
-            if dfid is not None:
-                subject = model_subject(model, target, None, seed)
-                dataset, at = _dataset(data, split), parse_times(dfid)
-                found += denoising_distances(
-                    model_denoise(model), dataset, at, reference, subject, count, batch, processes
-                )
+            if dataset is not None:
+                f, subject = model_denoise(model), model_subject(model, target, None, seed)
+                found += denoising_distances(f, dataset, at, reference, subject, count, batch, processes)
         if processes.first:
             append_scores(scores, found)
             _print_scores(found, scores)
@@ -107,7 +107,10 @@ def best_times(
     write: Annotated[bool, typer.Option("--write", help="Write the best time into the model's config.json.")] = False,
 ) -> None:
     """Search the time of the second of two sampling steps by its distance to the data."""
-    with join(device) as processes:
+    if write and not Path(model).is_dir():
+        raise TcmError(f"--write: {model} is not a folder here; download the model first")
+    with join(device) as processes, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TcmWarning)  # the table's note says it
         loaded = load(model).to(processes.device)
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         reference = _reference(data, split, load_detector(detector, processes.device), False, batch, processes)
@@ -155,14 +158,18 @@ def _reference(data: str, split: str, detector: Detector, keep: bool, batch: int
         return reference_of(_dataset(data, split), name, detector, keep, batch, processes)
 
 
-def _score_images(
-    target: str, count: int | None, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
-) -> list[Score]:
+def _all_images(target: str, count: int | None) -> Dataset:
     dataset = open_dataset(target)
     if count is not None and count != dataset.count:
         raise TcmError(f"-n {count}: {target} holds {dataset.count} images and all are measured; leave -n out")
+    return dataset
+
+
+def _score_images(
+    dataset: Dataset, name: str, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
+) -> list[Score]:
     images = shown(dataset_batches(dataset, batch, processes), dataset.count // processes.count, "measuring", processes)
-    return evaluate(images, reference, Subject(target, dataset.content_hash()), metrics, processes)
+    return evaluate(images, reference, Subject(name, dataset.content_hash()), metrics, processes)
 
 
 def _score_model(
@@ -229,3 +236,5 @@ def _print_times(rows: Sequence[tuple[float, Score]], best: float) -> None:
         bar = "█" * max(1, round(30 * score.value / max(highest, 1e-12)))
         table.add_row(f"{t:.4g}", f"{score.value:.4g}", bar, style="bold green" if t == best else "")
     Console().print(table)
+    if rows[0][1].note is not None:
+        Console().print(f"note: {rows[0][1].note}", highlight=False)

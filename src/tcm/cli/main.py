@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from tcm.cli import data, recipes
+from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.weights import export_weights, import_weights
@@ -41,10 +43,12 @@ def root(
     """Truncated Consistency Models: train, sample, measure."""
 
 
+app.command()(demo)
 app.command()(train)
 app.command()(sample)
 app.command("eval")(evaluation)
 app.command("times")(best_times)
+app.command()(report)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(doctor)

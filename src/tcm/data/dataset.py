@@ -65,6 +65,7 @@ class Dataset(ABC):
     def __init__(self, count: int, shape: tuple[int, int, int], labels: Labels | None, skipped: Sequence[Broken] = ()):
         self.count = count
         self.shape = shape
+        self.named_labels = labels
         self.labels = labels.values if labels else None
         self.class_names = labels.names if labels else ()
         self.skipped = tuple(skipped)

@@ -77,8 +77,7 @@ def in_memory(dataset: Dataset) -> Dataset:
     if dataset.in_memory:
         return dataset
     images = np.concatenate(list(dataset.chunks()))
-    labels = None if dataset.labels is None else Labels(dataset.labels, dataset.class_names)
-    return ArrayDataset(images, labels, dataset.skipped)
+    return ArrayDataset(images, dataset.named_labels, dataset.skipped)
 
 
 def broken_files(pictures: Pictures) -> list[Broken]:

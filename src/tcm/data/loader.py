@@ -1,6 +1,7 @@
 """Batches of a data set, by step: the same images whatever the number of processes and workers, and after a restart."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -66,10 +67,11 @@ class Batches:
         if self._workers == 0:
             yield from (self.at(number) for number in count(step))
         else:
-            yield from (_result(loaded) for loaded in read_ahead(self._steps, count(step), self._workers))
+            with closing(read_ahead(self._steps, count(step), self._workers)) as ahead:
+                yield from (_result(loaded) for loaded in ahead)
 
 
-def read_ahead(items: TorchDataset[Any], indices: Iterable[int], workers: int) -> Iterator[Any]:
+def read_ahead(items: TorchDataset[Any], indices: Iterable[int], workers: int) -> Generator[Any, None, None]:
     """Yield items[i] for the indices, in their order, from `workers` processes (0: from this one)."""
     # Its own generator: a DataLoader would otherwise draw from the global one and shift everything random after it.
     yield from DataLoader(

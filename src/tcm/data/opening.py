@@ -10,7 +10,7 @@ import numpy as np
 
 from tcm.data.arrays import open_npy, open_npz
 from tcm.data.cifar import open_cifar, open_cifar_folder
-from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
+from tcm.data.dataset import ArrayDataset, Dataset, Pixels
 from tcm.data.huggingface import SAVED_MARKS, RowPictures
 from tcm.data.idx import GZIP, open_idx, open_idx_folder
 from tcm.data.images import open_images
@@ -63,8 +63,7 @@ def with_channels(dataset: Dataset, channels: int) -> Dataset:
     if dataset.shape[0] == channels:
         return dataset
     parts = [_luma(part) if channels == 1 else part.repeat(3, axis=1) for part in dataset.chunks()]
-    labels = None if dataset.labels is None else Labels(dataset.labels, dataset.class_names)
-    return ArrayDataset(np.concatenate(parts), labels, dataset.skipped)
+    return ArrayDataset(np.concatenate(parts), dataset.named_labels, dataset.skipped)
 
 
 def _luma(images: Pixels) -> Pixels:

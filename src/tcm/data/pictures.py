@@ -159,15 +159,14 @@ class TarPictures(Pictures):
         classes: dict[str, int] = {}
         keys = []
         for shard in shards:
-            for member in _members(shard):
+            for member, start in _members(shard):
                 key, suffix = _key_and_suffix(member.name)
-                place = _Place(shard, member.offset_data, member.size)
                 if is_image(member.name):
                     keys.append(f"{shard}/{key}")
                     self.names.append(f"{shard.name}/{member.name}")
-                    self._places.append(place)
+                    self._places.append(_Place(shard, member.offset_data, member.size))
                 elif suffix == ".cls":
-                    classes[f"{shard}/{key}"] = class_number(_read(place), f"{shard}/{member.name}")
+                    classes[f"{shard}/{key}"] = class_number(start, f"{shard}/{member.name}")
         where = str(shards[0].parent)
         if not keys:
             raise TcmError(f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))})")
@@ -178,11 +177,12 @@ class TarPictures(Pictures):
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
-        if self._places[index].size > LARGEST_FILE:
-            raise BrokenImage(
-                f"{self.names[index]} has {self._places[index].size:,} bytes; an image may have {LARGEST_FILE:,}"
-            )
-        return _read(self._places[index])
+        place = self._places[index]
+        if place.size > LARGEST_FILE:
+            raise BrokenImage(f"{self.names[index]} has {place.size:,} bytes; an image may have {LARGEST_FILE:,}")
+        with place.shard.open("rb") as file:
+            file.seek(place.offset)
+            return file.read(place.size)
 
 
 def class_number(text: bytes, source: str) -> int:
@@ -192,13 +192,8 @@ def class_number(text: bytes, source: str) -> int:
     return int(text)
 
 
-def _read(place: _Place) -> bytes:
-    with place.shard.open("rb") as file:
-        file.seek(place.offset)
-        return file.read(place.size)
-
-
-def _members(shard: Path) -> Iterator[tarfile.TarInfo]:
+def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """Yield the files in a shard, each with its first bytes (a class number is no longer)."""
     length = shard.stat().st_size
     try:
         # Mapped: a file's read allocates what a damaged header claims, a map's read only what is there.
@@ -215,7 +210,7 @@ def _members(shard: Path) -> Iterator[tarfile.TarInfo]:
                 if member.offset_data + member.size > length:
                     raise TcmError(f"{shard} ends within {member.name}; copy or download it again")
                 if member.isreg() and not member.issparse():
-                    yield member
+                    yield member, mapped[member.offset_data : member.offset_data + min(member.size, 32)]
     except TcmError:
         raise
     except TAR_ERRORS as error:

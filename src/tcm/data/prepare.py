@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -116,8 +117,7 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         if isinstance(source, Pictures):
             self.count, self.labels = len(source.names), source.labels
         else:
-            self.count = source.count
-            self.labels = None if source.labels is None else Labels(source.labels, source.class_names)
+            self.count, self.labels = source.count, source.named_labels
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
@@ -137,19 +137,16 @@ class Preparation(TorchDataset[Prepared | TcmError]):
 def prepared_images(preparation: Preparation, skip_broken: bool = False, workers: int = 0) -> Iterator[Prepared]:
     """Yield all prepared images in the source's order, made by `workers` processes; all must agree in shape."""
     first = None
-    for prepared in read_ahead(preparation, range(preparation.count), workers):
-        if isinstance(prepared, TcmError):
-            raise prepared
-        if prepared.broken is None:
-            first = first or prepared
-            if prepared.mode_and_size != first.mode_and_size:
-                raise TcmError(
-                    f"{prepared.name} is {_described(prepared)}, but {first.name} is {_described(first)}; "
-                    "pass --size, --crop and --channels to bring all to one form"
-                )
-        elif not skip_broken:
-            raise BrokenImage(prepared.broken.reason)
-        yield prepared
+    with closing(read_ahead(preparation, range(preparation.count), workers)) as ahead:
+        for prepared in ahead:
+            if isinstance(prepared, TcmError):
+                raise prepared
+            if prepared.broken is None:
+                first = first or prepared
+                _check_agreement(prepared, first)
+            elif not skip_broken:
+                raise BrokenImage(prepared.broken.reason)
+            yield prepared
 
 
 def write_prepared(target: str | Path, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
@@ -244,6 +241,14 @@ def _add(shard: tarfile.TarFile, name: str, data: bytes) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = len(data)
     shard.addfile(entry, io.BytesIO(data))
+
+
+def _check_agreement(prepared: Prepared, first: Prepared) -> None:
+    if prepared.mode_and_size != first.mode_and_size:
+        raise TcmError(
+            f"{prepared.name} is {_described(prepared)}, but {first.name} is {_described(first)}; "
+            "pass --size, --crop and --channels to bring all to one form"
+        )
 
 
 def _described(prepared: Prepared) -> str:

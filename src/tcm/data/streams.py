@@ -36,6 +36,8 @@ class Sample:
 class Stream(ABC):
     """Images in the order in which they come. All have the first one's shape; no class names means no labels."""
 
+    where: str
+
     def __init__(self, channels: int | None, class_names: tuple[str, ...]):
         first = next((sample for sample, _ in self.samples(0, 0, None)), None)
         if first is None:
@@ -48,8 +50,6 @@ class Stream(ABC):
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
         self.class_names = class_names if first.label is not None else ()
         self._convert = channels is not None
-
-    where: str
 
     @property
     def classes(self) -> int:

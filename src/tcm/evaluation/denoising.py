@@ -53,7 +53,7 @@ def denoising_distances(
     Image i has the same ε at every t, in every batch and process. Times below a truncated model's t' are allowed:
     that it forgets to denoise there is what the paper shows.
 
-    >>> denoising_distances(model_denoise(model), dataset, [0.2, 1.0, 5.0], reference, subject)
+    >>> denoising_distances(model_denoise(model), dataset, [0.2, 1.0, 5.0], reference, subject)  # doctest: +SKIP
     """
     total = dataset.count if count is None else min(count, dataset.count)
     chosen = np.random.default_rng(0).permutation(dataset.count)[:total].tolist()

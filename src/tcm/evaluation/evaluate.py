@@ -25,9 +25,9 @@ Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
-def needs_features(metrics: Sequence[Metric]) -> bool:
-    """Whether a metric looks at single images and not only at their statistics."""
-    return any(metric != "fid" for metric in metrics)
+def needs_reference_features(metrics: Sequence[Metric]) -> bool:
+    """Whether a metric looks at single images of the reference and not only at their statistics."""
+    return "kid" in metrics or "precision-recall" in metrics
 
 
 def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
@@ -48,13 +48,14 @@ def evaluate(
 ) -> list[Score]:
     """Score uint8 batches [n, C, H, W] against a reference; under torchrun each process gives its share of the images.
 
-    >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))
-    >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value
+    >>> reference = reference_of(open_dataset("digits"), "digits", load_detector("digits"))  # doctest: +SKIP
+    >>> evaluate([images], reference, Subject("mine", hash="…"))[0].value  # doctest: +SKIP
     """
     check_detector(reference.detector, metrics)
-    if reference.features is None and {"kid", "precision-recall"} & set(metrics):
+    if reference.features is None and needs_reference_features(metrics):
         raise TcmError(f"{reference.name} holds no features, which KID, precision and recall need; give a data set")
-    observed = observe(images, reference.detector, needs_features(metrics), processes)
+    keep = any(metric != "fid" for metric in metrics)
+    observed = observe(images, reference.detector, keep, processes)
     measurement = Measurement(subject, reference, observed.count)
     return [score for metric in metrics for score in _measure(metric, observed, measurement)]
 
@@ -98,7 +99,8 @@ def evaluate_model(
 ) -> list[Score]:
     """Score a model's samples, one for each seed.
 
-    >>> evaluate_model(tcm.load("digits"), "digits", range(2000), Sampling(steps=1), reference)[0].value
+    >>> model = tcm.load("digits")  # doctest: +SKIP
+    >>> evaluate_model(model, "digits", range(2000), Sampling(steps=1), reference)[0].value  # doctest: +SKIP
     """
     subject = model_subject(model, name, sampling.describe(model), seeds[0])
     return evaluate(generate(model, share(processes, seeds), sampling, batch), reference, subject, metrics, processes)

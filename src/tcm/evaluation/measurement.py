@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
-
-import torch
 
 from tcm.errors import TcmWarning
 from tcm.evaluation.references import Observed, Reference
 from tcm.evaluation.scores import Score
 from tcm.evaluation.statistics import frechet_distance
+from tcm.training.machine import versions
 
 QUANTISATION = "clamp(127.5 x + 128) truncated to uint8"
 PAPERS_COUNT = 50_000
@@ -60,13 +57,7 @@ class Measurement:
             reference_count=self.reference.statistics.count,
             settings=settings,
             note=note,
-            versions=", ".join(
-                [
-                    f"tcm {version('truncated-consistency')}",
-                    f"torch {torch.__version__}",
-                    f"python {platform.python_version()}",
-                ]
-            ),
+            versions=versions(),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 

@@ -48,6 +48,7 @@ class Observed:
 def observe(images: Iterable[Tensor], detector: Detector, keep: bool = False, processes: Processes = ALONE) -> Observed:
     """One pass over this process's uint8 batches; statistics over all processes. `keep` also collects the features.
 
+    >>> from tcm.evaluation.features import load_detector
     >>> observe([torch.zeros(4, 1, 8, 8, dtype=torch.uint8)], load_detector("digits")).statistics.count
     4
     """
@@ -141,6 +142,8 @@ def published_reference(path: Path, detector: Detector) -> Reference:
             f"{path} holds mu {tuple(mean.shape)} and sigma {tuple(covariance.shape)}; the detector {detector.name!r} "
             f"has {detector.dimension} features"
         )
+    if not bool(torch.isfinite(mean).all()) or not torch.allclose(covariance, covariance.T, rtol=1e-3, atol=1e-6):
+        raise TcmError(f"{path} holds NaN, or a sigma that is not symmetric; copy or download it again")
     digest = hashlib.sha256(mean.numpy().tobytes() + covariance.numpy().tobytes()).hexdigest()
     return Reference(detector, path.name, digest, Statistics(mean, covariance, None))
 
@@ -149,5 +152,8 @@ def is_published(path: Path) -> bool:
     """Whether a file is an .npz of statistics rather than of images."""
     if not (path.is_file() and zipfile.is_zipfile(path)):
         return False
-    with zipfile.ZipFile(path) as archive:
-        return {"mu.npy", "sigma.npy"} <= set(archive.namelist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {"mu.npy", "sigma.npy"} <= set(archive.namelist())
+    except zipfile.BadZipFile:
+        return False

@@ -15,7 +15,7 @@ from tcm.errors import TcmError
 from tcm.weights import Model
 
 HEUN_STEPS = 18
-MOST_SEEDS = 10_000_000
+MOST_SEEDS = 1_000_000
 
 
 @dataclass(frozen=True)

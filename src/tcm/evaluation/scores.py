@@ -55,7 +55,7 @@ def read_scores(path: Path) -> list[Score]:
         raise TcmError(f"{path} does not exist; `tcm eval` writes it")
     known = {field.name for field in fields(Score)}
     scores = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:

@@ -92,7 +92,9 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     With Σ = L Lᵀ, tr (Σ_a Σ_b)^½ is the nuclear norm of L_aᵀ L_b: no square root of a rounding error, also where a
     covariance is singular because the images are fewer than the features.
 
-    >>> frechet_distance(Statistics.of(torch.randn(500, 4)), Statistics.of(torch.randn(500, 4) + 1.0))  # about 4
+    >>> x = torch.randn(500, 4)
+    >>> round(frechet_distance(Statistics.of(x), Statistics.of(x + 1.0)), 3)
+    4.0
     """
     if a.dimension != b.dimension:
         raise TcmError(

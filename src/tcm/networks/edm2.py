@@ -198,7 +198,7 @@ class FourierFeatures(nn.Module):
 def normalize(x: Tensor, dims: tuple[int, ...], eps: float = 1e-4) -> Tensor:
     """x divided by its root mean square over `dims`."""
     norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32)
-    return x / torch.add(eps, norm, alpha=1 / sqrt(prod(x.shape[dim] for dim in dims))).to(x.dtype)
+    return x / torch.add(eps, norm, alpha=1 / sqrt(prod([x.shape[dim] for dim in dims]))).to(x.dtype)
 
 
 def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:

@@ -56,7 +56,7 @@ class Fit:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
                 returns += 1
-                step = self._go_back(record, returns)
+                step = self._go_back(step, record, returns)
                 batches, window = self.batches.starting_at(step), Window()
                 continue
             if (step % stage.log_every == 0 or done) and window.steps:
@@ -91,7 +91,7 @@ class Fit:
         self.progress.begin(step)
         return step
 
-    def _go_back(self, record: StepRecord, returns: int) -> int:
+    def _go_back(self, step: int, record: StepRecord, returns: int) -> int:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
         retry, skipped = trainer.retry + 1, trainer.guard.skipped
@@ -100,6 +100,7 @@ class Fit:
             if newest is None:
                 raise TcmError(f"{self.checkpoints.folder} has no whole checkpoint to go back to; start the stage anew")
             if returns > guard.retries:
+                self._event(step, "failed", record.reason)
                 raise TcmError(
                     f"training does not recover: {record.reason}, {guard.patience} times in a row, also after "
                     f"{guard.retries} returns to {newest}; {self._remedy()}"

@@ -35,7 +35,7 @@ def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimiz
 
 
 def learning_rate(stage: Stage, step: int) -> float:
-    """α_ref/√max(i/i_ref, 1) for the inverse-square-root schedule, after a linear warm-up. TCM App. E.
+    """α_ref/√max(i/i_ref, 1) for the inverse-square-root schedule, after a linear warm-up. TCM App. F.
 
     Steps count from 0.
     """

@@ -21,6 +21,7 @@ from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, objective_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
+from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
@@ -106,6 +107,7 @@ class Run:
             with self.processes.agreeing():
                 if self.processes.first:
                     (folder / "samples").mkdir(parents=True, exist_ok=True)
+                    append_start(folder, start_now(self.processes.device, self.processes.count))
                     metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
                     trackers = [
                         opened.enter_context(closing(open_tracker(tracker, folder)))

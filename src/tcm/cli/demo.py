@@ -1,0 +1,69 @@
+"""`tcm demo`: the whole method on handwritten digits, measured and shown."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tcm.data.pixels import to_uint8
+from tcm.evaluation.runs import Plan, measure_run
+from tcm.recipes.resolve import resolve
+from tcm.report.drawing import observe_run
+from tcm.report.headline import headline_rows
+from tcm.report.page import write_report
+from tcm.report.runs import read_run
+from tcm.report.terminal import headline_table, preview
+from tcm.training.processes import join
+from tcm.training.run import Run, stage_folders
+from tcm.weights import Model
+
+TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
+"""Where denoising is measured before and after truncation."""
+
+
+def demo(
+    overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=0.5`.")] = None,
+    run: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs", "demo"),
+    samples: Annotated[int, typer.Option(min=200, help="Images that each distance is measured on.")] = 5000,
+) -> None:
+    """Train all stages on handwritten digits, measure them and show the report; interrupted, go on where it was."""
+    console = Console()
+    recipe = resolve("demo", overrides or [])
+    with join("cpu") as processes:
+        finished = Run(recipe, run, processes, console).train()
+    if not finished:
+        console.print(f"stopped; resume with: tcm demo --run {run}", highlight=False)
+        return
+    summary = run / "summary.txt"
+    with console.status("measuring") as status:
+        for what in measure_run(run, Plan("digits", samples, TIMES)):
+            status.update(f"measuring {what}")
+            summary.unlink(missing_ok=True)
+        if not summary.exists():
+            status.update("drawing the report")
+            summary.write_text(show(run, stage_folders(recipe, run)["truncated"] / "model"))
+    console.print(Text.from_ansi(summary.read_text()), soft_wrap=True)
+
+
+def show(run: Path, model: Path) -> str:
+    """Write the report; returns the headline, a preview and what to do next, for the terminal."""
+    report = run / "report.html"
+    observed = observe_run(read_run(run))
+    write_report([observed], report)
+    page = Console(record=True, file=StringIO(), force_terminal=True, color_system="truecolor", width=100)
+    page.print(headline_table(headline_rows([observed])))
+    page.print("\nOne step from noise, stage 2, seeds 0 to 15:")
+    page.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))
+    page.print(
+        f"\nThe report: {report}\n\n"
+        f"Try next:\n"
+        f"  tcm sample {model} -n 64 --out grid.png\n"
+        f"  tcm train digits truncated.t_prime=0.5 --run runs/my-first\n"
+        f"  tcm data info PATH-TO-YOUR-IMAGES",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return page.export_text(styles=True)

@@ -1,0 +1,187 @@
+"""The report's curves, and the record of how the run was made."""
+
+from collections.abc import Sequence
+from html import escape
+
+from tcm.devices import best_device
+from tcm.recipes.fields import TruncatedStage
+from tcm.recipes.resolve import to_toml
+from tcm.report import figures
+from tcm.report.drawing import ObservedRun
+from tcm.report.headline import denoising_curves, denoising_metric, measure_command
+from tcm.report.html import Content, beside, code, details, figure, html, paragraph, section, table
+from tcm.report.runs import RunRecord, StageRecord
+from tcm.report.summary import duration
+from tcm.training.machine import start_now
+
+
+def losses(runs: Sequence[ObservedRun]) -> str:
+    """The loss by t of each stage."""
+    parts = []
+    for run in runs:
+        colours = figures.series_of(run.record.stages)
+        for stage in _begun(run.record):
+            svg = figures.loss_by_time(run.record.recipe, stage, colours[stage.name])
+            parts.append(_plot(svg, f"Loss by noise level, {stage.name}", _named(run, stage.name, runs)))
+    sentence = (
+        "The loss at each noise level in the first, second and last third of a stage: where the curves lie apart the "
+        "model was still learning, where they lie on each other it has learned what it can."
+    )
+    return section("Loss by noise level", sentence, beside(parts)) if parts else ""
+
+
+def stability(runs: Sequence[ObservedRun]) -> str:
+    """Gradient norm and ratio curriculum of the consistency stages."""
+    everyone = [stage for run in runs for stage in _consistency(run.record) if stage.numbers]
+    if not everyone:
+        return ""
+    limits = figures.gradient_limits(everyone)
+    norms, ratios = [], []
+    for run in runs:
+        colours = figures.series_of(run.record.stages)
+        stages = [stage for stage in _consistency(run.record) if stage.numbers]
+        if stages:
+            svg = figures.gradient_norms(stages, colours, limits)
+            caption = "Gradient norm of the consistency stages: the mean, and up to the largest as a band."
+            norms.append(_plot(svg, "Gradient norm of the consistency stages", _named(run, caption, runs)))
+            svg = figures.ratios(run.record.recipe, _consistency(run.record), colours)
+            caption = (
+                "Ratio r/t of a pair's times: stage 1 tightens it step by step, stage 2 holds the limit from the start."
+            )
+            ratios.append(_plot(svg, "Ratio of the times of a pair over steps", _named(run, caption, runs)))
+    sentence = (
+        "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
+        "training, which holds the hardest pairs from its first step, should not."
+    )
+    return section("Stability", sentence, _pairs(norms, ratios))
+
+
+def trade_off(runs: Sequence[ObservedRun]) -> str:
+    """dFID_t before and after truncation, and the time distributions that bring it about."""
+    drawn, times = [], []
+    for run in runs:
+        record = run.record
+        colours = figures.series_of(record.stages)
+        t_prime = _t_prime(record)
+        stages = [stage for stage in record.stages if stage.spec.objective != "diffusion"] or record.stages
+        svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
+        caption = "Where each stage's training times lie: truncation spends all above t′ (its peak there is cut off)."
+        if t_prime is None:
+            caption = "Where each stage's training times lie."
+        times.append(_plot(svg, "Densities of the training times", _named(run, caption, runs)))
+        curves = denoising_curves(run)
+        finished = [stage for stage in _consistency(record) if stage.status == "finished"]
+        if curves:
+            metric = denoising_metric(run)
+            svg = figures.denoising(curves, colours, t_prime, metric)
+            caption = f"{metric} at t: data with noise of level t, denoised in one evaluation, against the data."
+            drawn.append(_plot(svg, "Denoising distance over noise levels for each model", _named(run, caption, runs)))
+        elif finished:
+            commands = "".join(f"<li>{html(code(measure_command(record, s, None, None)))}</li>" for s in finished)
+            drawn.append(
+                f"<div>{paragraph(_named(run, 'dFID is not measured yet; these commands measure it:', runs), 'note')}"
+                f'<ul class="commands">{commands}</ul></div>'
+            )
+    if any(_t_prime(run.record) is not None for run in runs):
+        sentence = (
+            "The idea of the method: left of t′ the truncated model may forget how to denoise, and its curve rises "
+            "above the others; right of it, up to the pure noise where images are made, it should fall below them."
+        )
+    else:
+        sentence = "How far denoised data are from the data at each noise level: the right end is generation."
+    return section("The trade-off", sentence, _pairs(drawn, times))
+
+
+def record(runs: Sequence[ObservedRun]) -> str:
+    """Wall time, machine, versions, events, scores, recipe."""
+    rows: list[list[Content]] = []
+    for run in runs:
+        for stage in run.record.stages:
+            start = stage.starts[-1] if stage.starts else None
+            many = f" ({len(stage.starts)} starts)" if len(stage.starts) > 1 else ""
+            rows.append(
+                [
+                    _named(run, stage.name, runs),
+                    f"{duration(stage.seconds)}{many}" if stage.numbers else "–",
+                    f"{stage.spec.batch * stage.step:,}",
+                    "not recorded" if start is None else _machine(start.machine, start.processes),
+                    "not recorded" if start is None else start.versions,
+                ]
+            )
+    now = start_now(best_device())
+    made = f"This report, with its pictures and images/s, was made at {now.time} on {now.machine}; {now.versions}."
+    parts = [table(["stage", "wall time", "images seen", "machine", "versions"], rows, "long"), paragraph(made, "note")]
+    for run in runs:
+        parts += [_events(run, runs), _scores(run, runs), _recipe(run, runs)]
+    sentence = "Wall time is that of the steps that count; what a restart repeated is counted once."
+    return section("How it was made", sentence, *parts)
+
+
+def _events(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
+    rows = [
+        [stage.name, f"{line['step']:,}", str(line["event"]), str(line.get("reason", ""))]
+        for stage in run.record.stages
+        for line in stage.events
+    ]
+    if not rows:
+        return ""
+    shown = rows[-100:]
+    title = _named(run, f"Events: {len(rows):,}", runs) + (", the last 100 are shown" if len(rows) > 100 else "")
+    return details(title, table(["stage", "step", "event", "reason"], shown, "long"))
+
+
+def _scores(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
+    names = {drawing.hash: drawing.stage.name for drawing in run.drawings}
+    rows: list[list[Content]] = [
+        [
+            names.get(score.subject_hash, score.subject),
+            score.metric,
+            f"{score.value:.4g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}"),
+            f"{score.count:,}",
+            score.sampling or "",
+            score.reference,
+            score.time,
+        ]
+        for score in run.record.scores
+    ]
+    if not rows:
+        return ""
+    heads = ["model", "metric", "value", "images", "sampling", "reference", "measured at"]
+    return details(_named(run, f"All {len(rows):,} scores", runs), table(heads, rows, "long"))
+
+
+def _recipe(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
+    return details(_named(run, "Recipe", runs), f"<pre>{escape(to_toml(run.record.recipe))}</pre>")
+
+
+def _machine(machine: str, processes: int) -> str:
+    return machine + (f", {processes} processes" if processes > 1 else "")
+
+
+def _begun(run: RunRecord) -> list[StageRecord]:
+    return [stage for stage in run.stages if stage.numbers]
+
+
+def _consistency(run: RunRecord) -> list[StageRecord]:
+    return [stage for stage in run.stages if stage.spec.objective != "diffusion"]
+
+
+def _t_prime(run: RunRecord) -> float | None:
+    found = [stage.spec.t_prime for stage in run.stages if isinstance(stage.spec, TruncatedStage)]
+    return found[-1] if found else None
+
+
+def _pairs(first: list[str], second: list[str]) -> str:
+    """Two kinds of figures: beside each other for one run, below each other for several runs side by side."""
+    if len(second) == 1:
+        return beside([*first, *second])
+    return (beside(first) if first else "") + beside(second)
+
+
+def _plot(svg: str, label: str, caption: str) -> str:
+    return figure(svg, label, caption)
+
+
+def _named(run: ObservedRun, text: str, runs: Sequence[ObservedRun]) -> str:
+    """With the run's name in front where there are several."""
+    return f"{run.record.name}: {text}" if len(runs) > 1 else text

@@ -1,0 +1,169 @@
+"""The report's pictures: the same seeds in each stage, classes, paths from noise, interpolations, neighbours."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tcm.data import Dataset, open_dataset
+from tcm.errors import TcmError
+from tcm.evaluation.features import load_detector
+from tcm.report.drawing import COLUMNS, ObservedRun, PathFromNoise, Showpiece
+from tcm.report.html import Content, Html, beside, figure, html, paragraph, rows_of_images, section
+from tcm.report.neighbours import closeness, nearest
+from tcm.report.runs import RunRecord
+
+NEIGHBOURS = 3
+
+
+def same_seeds(runs: Sequence[ObservedRun]) -> str:
+    """The same noises through each model."""
+
+    def render(run: ObservedRun) -> str:
+        rows = [
+            (Html(f"{html(drawing.stage.name)}<small>{drawn.way}</small>"), drawn.images)
+            for drawing in run.drawings
+            for drawn in drawing.drawn
+        ]
+        label = f"{COLUMNS} samples of the same seeds from each stage of {run.record.name}, a row for each"
+        return figure(rows_of_images(rows), label) if rows else ""
+
+    sentence = (
+        "Each column begins with the same noise and class: where a row shows the picture above it, the model has kept "
+        "to the diffusion model's trajectory; where it shows another, it has found its own."
+    )
+    return _section("Same seeds", sentence, runs, render)
+
+
+def per_class(runs: Sequence[ObservedRun]) -> str:
+    """Samples of each class."""
+
+    def render(run: ObservedRun) -> str:
+        piece = run.showpiece
+        if piece is None or piece.per_class is None:
+            return ""
+        names = _class_names(run.record)
+        rows: list[tuple[Content, torch.Tensor]] = [
+            (_class_name(names, label), images) for label, images in zip(piece.classes, piece.per_class, strict=True)
+        ]
+        label = f"Samples of {run.record.name}, a row for each class"
+        return figure(rows_of_images(rows, "two small"), label, f"{piece.stage.name}, {piece.way}")
+
+    sentence = "A row for each class: all should be of that class, and no two of them the same."
+    return _section("Each class", sentence, runs, render)
+
+
+def paths(runs: Sequence[ObservedRun]) -> str:
+    """From noise to image in 1, 2 and 4 steps."""
+
+    def render(run: ObservedRun) -> str:
+        piece = run.showpiece
+        if piece is None or not piece.paths:
+            return ""
+        rows = [row for path in piece.paths for row in _path_rows(path, 0)]
+        rows += [row for sample in (1, 2) for row in _path_rows(piece.paths[-1], sample)]
+        return figure(
+            rows_of_images(rows), f"Paths from noise in 1, 2 and 4 steps of {run.record.name}", piece.stage.name
+        )
+
+    sentence = (
+        "What the network is given and, to the right of it, what it returns, step by step: the first answer is an "
+        "image already; each further step adds less noise to it and asks again."
+    )
+    return _section("From noise to image", sentence, runs, render)
+
+
+def interpolations(runs: Sequence[ObservedRun]) -> str:
+    """One step from the noises between two noises."""
+
+    def render(run: ObservedRun) -> str:
+        piece = run.showpiece
+        if piece is None or piece.interpolations is None:
+            return ""
+        names = _class_names(run.record) if piece.classes else ()
+        rows: list[tuple[Content, torch.Tensor]] = [
+            (_strip_label(piece, names, place), strip) for place, strip in enumerate(piece.interpolations)
+        ]
+        label = f"Interpolations between two noises, {run.record.name}"
+        return figure(rows_of_images(rows), label, f"{piece.stage.name}, {piece.way}")
+
+    sentence = (
+        "From left to right the noise turns into another one: the image should change smoothly and stay an image; "
+        "jumps or blur in the middle mean a rough map."
+    )
+    return _section("Between two noises", sentence, runs, render)
+
+
+def neighbours(runs: Sequence[ObservedRun]) -> str:
+    """The training images nearest to samples."""
+
+    def render(run: ObservedRun) -> str:
+        if run.showpiece is None:
+            return ""
+        try:
+            dataset = open_dataset(run.record.recipe.data.path, channels=run.record.recipe.data.channels)
+        except TcmError as error:
+            return paragraph(f"The data set cannot be opened here: {error}", "note")
+        return _neighbours(run.record, run.showpiece, dataset)
+
+    sentence = (
+        "Samples, and below each the training images nearest to it: a sample that equals one of them would be a copy."
+    )
+    return _section("Is it memorising?", sentence, runs, render)
+
+
+def _neighbours(run: RunRecord, piece: Showpiece, dataset: Dataset) -> str:
+    if dataset.shape != tuple(piece.samples.shape[1:]):
+        return paragraph(f"The data set now holds images of shape {list(dataset.shape)}.", "note")
+    samples = piece.samples[:COLUMNS]
+    count = min(NEIGHBOURS, dataset.count)
+    found = nearest(samples, dataset, count)
+    rows: list[tuple[Content, torch.Tensor]] = [("samples", samples)]
+    rows += [(_ranked("nearest by pixels", place), found.images[:, place]) for place in range(count)]
+    if run.recipe.data.path == "digits":
+        by_features = nearest(samples, dataset, 1, load_detector("digits"))
+        rows.append(("nearest by features", by_features.images[:, 0]))
+    close = closeness(piece.samples, dataset)
+    searched = "" if close.searched == dataset.count else f" (the first {close.searched:,} were searched)"
+    caption = (
+        f"Median distance to the nearest training image{searched}, root mean square over pixels of 255: "
+        f"{close.samples:.1f} for {len(piece.samples)} samples, {close.training:.1f} for training images themselves. "
+        "Far below the latter would be copying."
+    )
+    return figure(rows_of_images(rows), f"Samples of {run.name} above their nearest training images", caption)
+
+
+def _ranked(what: str, place: int) -> str:
+    return what if place == 0 else f"{place + 1}."
+
+
+def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Tensor]]:
+    pairs = torch.stack([path.inputs[:, sample], path.outputs[:, sample]], 1).flatten(0, 1)
+    times = ", ".join(f"{t:.3g}" for t in path.times)
+    steps = f"{len(path.times)} step{'s' if len(path.times) > 1 else ''}"
+    return [(Html(f"{steps}<small>t = {times}</small>"), pairs)]
+
+
+def _strip_label(piece: Showpiece, names: Sequence[str], place: int) -> str:
+    """The class of an interpolation, if the model knows classes."""
+    return f"class {_class_name(names, piece.strip_classes[place])}" if piece.strip_classes else ""
+
+
+def _class_name(names: Sequence[str], label: int) -> str:
+    return names[label] if label < len(names) else str(label)
+
+
+def _class_names(run: RunRecord) -> tuple[str, ...]:
+    try:
+        return open_dataset(run.recipe.data.path, channels=run.recipe.data.channels).class_names
+    except TcmError:
+        return ()
+
+
+def _section(title: str, sentence: str, runs: Sequence[ObservedRun], render: Callable[[ObservedRun], str]) -> str:
+    """A section with a part for each run that has something to show; none if no run has."""
+    parts = [(run.record.name, part) for run in runs if (part := render(run))]
+    if not parts:
+        return ""
+    if len(runs) == 1:
+        return section(title, sentence, parts[0][1])
+    return section(title, sentence, beside([f"<div><h3>{html(name)}</h3>{part}</div>" for name, part in parts]))

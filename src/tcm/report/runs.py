@@ -1,0 +1,126 @@
+"""What a run's folder tells: recipe, progress, numbers, events, scores; a run in progress or a failed one too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tcm.errors import TcmError
+from tcm.evaluation.scores import Score, read_scores
+from tcm.recipes.fields import Stage
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import Recipe
+from tcm.training.machine import Start, read_starts
+from tcm.training.metrics import read_metrics
+from tcm.training.run import RECIPE_FILE, stage_folders
+
+Status = Literal["finished", "failed", "unfinished", "not begun"]
+
+SCORES_FILE = "scores.jsonl"
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """A stage as its folder shows it; `lines` are those of metrics.jsonl."""
+
+    name: str
+    spec: Stage
+    folder: Path
+    lines: list[dict[str, Any]]
+    starts: list[Start]
+
+    @property
+    def model(self) -> Path:
+        """The folder of the stage's model, which is there once the stage is finished."""
+        return self.folder / "model"
+
+    @property
+    def status(self) -> Status:
+        """How far the stage has come."""
+        if self.model.is_dir():
+            return "finished"
+        if not self.folder.is_dir():
+            return "not begun"
+        return "failed" if self.lines and self.lines[-1].get("event") == "failed" else "unfinished"
+
+    @property
+    def step(self) -> int:
+        """The last step that the metrics tell of."""
+        return max((int(line["step"]) for line in self.lines), default=0)
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        """The lines with losses, in order."""
+        return [line for line in self.lines if "loss" in line]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines that say that something happened."""
+        return [line for line in self.lines if "event" in line]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the steps: each line covers the steps since the line before, at its images per second."""
+        total, step, skipped = 0.0, 0, 0
+        for line in self.numbers:
+            updates = line["step"] - step - (line["skipped"] - skipped)
+            total += max(updates, 0) * self.spec.batch / line["images_per_second"]
+            step, skipped = line["step"], line["skipped"]
+        return total
+
+    @property
+    def latest_samples(self) -> Path | None:
+        """The newest grid of samples that training wrote."""
+        grids = sorted((self.folder / "samples").glob("step-*.png"))
+        return grids[-1] if grids else None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its folder shows it; `scores_problem` says why there are no scores although there is a file."""
+
+    name: str
+    folder: Path
+    recipe: Recipe
+    stages: list[StageRecord]
+    scores: list[Score]
+    scores_problem: str | None = None
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Read several runs; they are named after their folders, or by their paths where two folders share a name.
+
+    >>> [stage.status for stage in read_runs([Path("runs/digits")])[0].stages]  # doctest: +SKIP
+    ['finished', 'finished', 'unfinished']
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [_read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read one run's folder."""
+    return read_runs([folder])[0]
+
+
+def _read_run(folder: Path, name: str) -> RunRecord:
+    if not (folder / RECIPE_FILE).is_file():
+        raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
+    recipe = resolve(str(folder / RECIPE_FILE))
+    stages = [
+        StageRecord(stage, recipe.stages[stage], path, _lines(path / "metrics.jsonl"), read_starts(path))
+        for stage, path in stage_folders(recipe, folder).items()
+    ]
+    scores: list[Score] = []
+    problem = None
+    if (folder / SCORES_FILE).is_file():
+        try:
+            scores = read_scores(folder / SCORES_FILE)
+        except TcmError as error:
+            problem = str(error)
+    return RunRecord(name, folder, recipe, stages, scores, problem)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return read_metrics(path) if path.is_file() else []
