@@ -28,7 +28,7 @@ _CONTEXT.set_forkserver_preload(["tcm.cli", "torch._dynamo"])
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:
     """Overrides that make `digits` a matter of seconds, with a checkpoint every 4 steps, and dropout."""
-    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2"]
+    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2", "t_max=10.0", "sigma_data=0.5"]
     words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=6"]
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
     ours = [*network, *stages, "diffusion.warmup=1", "consistency.ratio_every=4"]
