@@ -1,0 +1,84 @@
+"""The two sizes that everything is measured at, and trainers for their stages with random images."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Settings
+from tcm.data.dataset import ArrayDataset, Labels
+from tcm.data.loader import Batches, LoadedBatch
+from tcm.method.objectives import Models
+from tcm.method.preconditioning import Denoiser
+from tcm.networks import build_network
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import Recipe, network_of, objective_of
+from tcm.training.metrics import time_bins
+from tcm.training.processes import Processes
+from tcm.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe's stages 1 and 2 as trained from data: no teacher."""
+
+    name: str
+    recipe_name: str
+    batch: int
+    channels: int
+
+    def recipe(self, *overrides: str) -> Recipe:
+        """The recipe with this batch."""
+        settings = (f"batch={self.batch}", "teacher=none")
+        both = [f"{stage}.{setting}" for stage in ("consistency", "truncated") for setting in settings]
+        return resolve(self.recipe_name, [*both, f"network.channels={self.channels}", *overrides])
+
+    @property
+    def size(self) -> str:
+        return f"{self.name}, batch {self.batch}"
+
+
+def ddpmpp(settings: Settings) -> Case:
+    """The paper's DDPM++ for CIFAR-10: 55.7 M parameters, dropout 0.2."""
+    if settings.quick:
+        return Case("DDPM++ of 32 channels", "cifar10", 4, channels=32)
+    return Case("DDPM++", "cifar10", 8, channels=128)
+
+
+def small(settings: Settings) -> Case:
+    """The network of `cifar10-small`: 4 M parameters."""
+    return Case("cifar10-small", "cifar10-small", 8 if settings.quick else 64, channels=32)
+
+
+def denoiser(recipe: Recipe, stage: str) -> Denoiser:
+    """A fresh student of a stage."""
+    assert recipe.image_shape is not None
+    classes = (recipe.classes or 0) if recipe.conditional else 0
+    network = build_network(network_of(recipe, recipe.stages[stage]), recipe.image_shape, classes)
+    return Denoiser(network, recipe.image_shape, classes)
+
+
+def trainer(recipe: Recipe, stage: str, processes: Processes = Processes(CPU)) -> Trainer:
+    """A trainer at step 0."""
+    frozen = denoiser(recipe, stage).requires_grad_(False) if stage == "truncated" else None
+    return Trainer(
+        recipe.stages[stage],
+        objective_of(recipe, recipe.stages[stage]),
+        Models(denoiser(recipe, stage), frozen),
+        processes,
+        seed=(0, stage),
+        bin_edges=time_bins(recipe.t_min, recipe.t_max),
+    )
+
+
+def images(recipe: Recipe, stage: str, processes: Processes = Processes(CPU)) -> Iterator[LoadedBatch]:
+    """Batches of random images in memory."""
+    assert recipe.image_shape is not None
+    rng = np.random.default_rng(0)
+    labels = Labels.of(rng.integers(0, recipe.classes, 2000), "random") if recipe.classes else None
+    dataset = ArrayDataset(rng.integers(0, 256, (2000, *recipe.image_shape), dtype=np.uint8), labels)
+    batch, share = recipe.stages[stage].batch, (processes.rank, processes.count)
+    return Batches(dataset, seed=0, batch=batch, flip=True, rank=share[0], world=share[1]).starting_at(0)

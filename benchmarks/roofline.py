@@ -1,0 +1,2 @@
+TITLE = ""
+def measure(settings): return []

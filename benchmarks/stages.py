@@ -1,0 +1,61 @@
+"""A step of stage 2 against a step of stage 1: time, and peak memory in fresh processes."""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.cases import Case, ddpmpp, images, small, trainer
+from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio, seconds
+
+TITLE = "a step of stage 2 against a step of stage 1"
+STAGES = ("consistency", "truncated")
+
+
+def measure(settings: Settings) -> list[Row]:
+    rows = []
+    for case, rounds in ((ddpmpp(settings), 4), (small(settings), 5)):
+        times = interleave(settings, {stage: steps(case, stage) for stage in STAGES}, rounds)
+        rows += [seconds(f"{case.size}: stage 1", times["consistency"]), seconds(f"{case.size}: stage 2", times["truncated"])]
+        rows.append(ratio(f"{case.size}: stage 2 / stage 1", times["truncated"], times["consistency"], "≤ 1.03"))
+        rows += memory(case)
+    return rows
+
+
+def steps(case: Case, stage: str, *overrides: str) -> Callable[[], object]:
+    """One more training step with each call."""
+    recipe = case.recipe(*overrides)
+    training, batches = trainer(recipe, stage), images(recipe, stage)
+
+    def step() -> None:
+        loaded = next(batches)
+        training.step(loaded.step, loaded)
+
+    return step
+
+
+def memory(case: Case) -> list[Row]:
+    """Peak memory of both stages; what stage 2 needs beyond stage 1 and its frozen weights."""
+    first, second, second_bf16 = (
+        in_fresh_process(peak, case, stage, precision)
+        for stage, precision in (("consistency", "fp32"), ("truncated", "fp32"), ("truncated", "bf16"))
+    )
+    weights = 4 * sum(parameter.numel() for parameter in trainer(case.recipe(), "truncated").student.parameters())
+    excess = 100 * (second - first - weights) / first
+    return [
+        Row(f"{case.size}: peak memory of stage 1", first / 1e9, "GB"),
+        Row(f"{case.size}: peak memory of stage 2", second / 1e9, "GB"),
+        Row(f"{case.size}: … with frozen_precision = bf16", second_bf16 / 1e9, "GB"),
+        Row(f"{case.size}: stage 2 beyond stage 1 + frozen weights", excess, "% of stage 1", goal="≤ 2 %"),
+    ]
+
+
+def peak(case: Case, stage: str, frozen_precision: str) -> float:
+    """Peak bytes of a process that makes two steps."""
+    recipe = case.recipe(f"truncated.frozen_precision={frozen_precision}")
+    training, batches = trainer(recipe, stage), images(recipe, stage)
+    if training.models.frozen is not None and frozen_precision == "bf16":
+        training.models.frozen.network.to(torch.bfloat16)
+    for _ in range(2):
+        loaded = next(batches)
+        training.step(loaded.step, loaded)
+    return peak_bytes()
