@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ class Command:
         return self._process.is_alive()
 
     def send(self, signal: int) -> None:
-        """Send it a signal."""
+        """Send it a signal, if it still runs."""
         assert self._process.pid is not None
-        os.kill(self._process.pid, signal)
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal)
 
     def until(self, condition: Callable[[], bool], patience: float = 120) -> None:
         """Wait for a condition, or for the command's end."""
