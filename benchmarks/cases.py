@@ -18,7 +18,7 @@ from tcm.training.metrics import time_bins
 from tcm.training.processes import Processes
 from tcm.training.trainer import Trainer
 
-CPU = torch.device("cpu")
+ALONE = Processes(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def denoiser(recipe: Recipe, stage: str) -> Denoiser:
     return Denoiser(network, recipe.image_shape, classes)
 
 
-def trainer(recipe: Recipe, stage: str, processes: Processes = Processes(CPU)) -> Trainer:
+def trainer(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Trainer:
     """A trainer at step 0."""
     frozen = denoiser(recipe, stage).requires_grad_(False) if stage == "truncated" else None
     return Trainer(
@@ -74,7 +74,7 @@ def trainer(recipe: Recipe, stage: str, processes: Processes = Processes(CPU)) -
     )
 
 
-def images(recipe: Recipe, stage: str, processes: Processes = Processes(CPU)) -> Iterator[LoadedBatch]:
+def images(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Iterator[LoadedBatch]:
     """Batches of random images in memory."""
     assert recipe.image_shape is not None
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved timing, ratios with their spread, peak memory, results as JSON and Markdown."""
+"""What all benchmarks share: interleaved timing, ratios with their spread, peak memory, JSON and Markdown."""
 
 import json
 import multiprocessing

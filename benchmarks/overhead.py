@@ -33,7 +33,7 @@ def parts(settings: Settings, case: Case, rounds: int) -> Times:
     training, batches, window = trainer(recipe, "consistency"), images(recipe, "consistency"), Window()
     objective = training.objective
     assert isinstance(objective, Consistency)
-    models, student = training.models, training.student
+    models, student = training.loss.models, training.student
     loaded = next(batches)
 
     def streams() -> SampleStreams:

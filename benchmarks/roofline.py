@@ -1,2 +1,140 @@
-TITLE = ""
-def measure(settings): return []
+"""How near the networks come to the machine's peak, layer by layer, and what the rest of the time goes to."""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.harness import Row, Settings, interleave
+from tcm.method.streams import SampleStreams
+from tcm.networks import DDPMppConfig, EDM2Config, build_network
+
+TITLE = "fraction of the machine's measured peak, and where the rest goes"
+KINDS = {
+    "convolutions": ("convolution", "conv2d"),
+    "matrix products and attention": ("mm", "attention", "softmax"),
+    "group norm": ("group_norm",),
+    "SiLU": ("silu",),
+    "weight and activation norms": ("vector_norm", "div", "sgn", "masked_fill", "neg"),
+    "resampling": ("pool", "upsample"),
+    "copies, concatenation and masks": ("copy", "cat", "index"),
+    "sums, products, clamps": ("add", "mul", "lerp", "clamp", "where", "sub"),
+}
+
+
+def measure(settings: Settings) -> list[Row]:
+    peak = {dtype: peak_flops(settings, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    rows = [
+        Row(f"{what}, {str(dtype).removeprefix('torch.')}", flops / 1e9, "GFLOP/s")
+        for dtype, found in peak.items()
+        for what, flops in found.items()
+    ]
+    best = max(peak[torch.float32].values())
+    for name, config, shape, batch in networks(settings):
+        rows += network_rows(settings, name, config, shape, batch, best)
+    return rows
+
+
+def networks(settings: Settings) -> list[tuple[str, DDPMppConfig | EDM2Config, tuple[int, int, int], int]]:
+    if settings.quick:
+        ddpmpp, edm2 = DDPMppConfig(channels=32, dropout=0.2), EDM2Config(channels=32, dropout=0.4)
+        return [("DDPM++, 32 channels", ddpmpp, (3, 32, 32), 2), ("EDM2, 32 channels", edm2, (3, 64, 64), 1)]
+    ddpmpp, edm2 = DDPMppConfig(dropout=0.2), EDM2Config(dropout=0.4)
+    return [("DDPM++", ddpmpp, (3, 32, 32), 4), ("EDM2-S", edm2, (3, 64, 64), 2)]
+
+
+def peak_flops(settings: Settings, dtype: torch.dtype) -> dict[str, float]:
+    """FLOP/s of a large matrix product, and of the convolution that DDPM++ mostly consists of."""
+    side, channels, pixels, batch = 2048, 256, 32, 4
+    a, b = (torch.randn(side, side, dtype=dtype) for _ in range(2))
+    x = torch.randn(batch, channels, pixels, pixels, dtype=dtype)
+    weight = torch.randn(channels, channels, 3, 3, dtype=dtype)
+    runs: dict[str, Callable[[], object]] = {
+        "matrix product, 2048": lambda: a @ b,
+        "3×3 convolution, 256 channels at 32×32": lambda: F.conv2d(x, weight, padding=1),
+    }
+    flops = (2 * side**3, 2 * 9 * batch * channels**2 * pixels**2)
+    times = interleave(settings, runs, rounds=5)
+    return {name: count / min(found) for (name, found), count in zip(times.items(), flops, strict=True)}
+
+
+def network_rows(
+    settings: Settings,
+    name: str,
+    config: DDPMppConfig | EDM2Config,
+    shape: tuple[int, int, int],
+    batch: int,
+    peak: float,
+) -> list[Row]:
+    """A network's forward pass, and its forward and backward pass, against the peak."""
+    network = build_network(config, shape, 0)
+    masks = network.draw_masks(SampleStreams(range(batch)))
+    x, c_noise = torch.randn(batch, *shape), torch.zeros(batch)
+
+    @torch.no_grad()
+    def forward() -> Tensor:
+        return network(x, c_noise, None, masks)
+
+    def both() -> None:
+        network.zero_grad(set_to_none=True)
+        torch.autograd.backward(network(x, c_noise, None, masks).square().mean())
+
+    with FlopCounterMode(display=False) as counter:
+        forward()
+    flops = counter.get_total_flops()
+    times = interleave(settings, {"forward": forward, "both": both}, rounds=2)
+    rows = [
+        Row(f"{name}: forward, of the peak", 100 * flops / min(times["forward"]) / peak, "%"),
+        Row(f"{name}: forward and backward, of the peak", 100 * 3 * flops / min(times["both"]) / peak, "%"),
+    ]
+    rows += [Row(f"{name}: {kind}, of forward and backward", part, "%") for kind, part in by_kind(both).items()]
+    return rows + by_level(settings, name, network, forward, peak)
+
+
+def by_kind(run: Callable[[], object]) -> dict[str, float]:
+    """Per cent of a run's time in each kind of operation."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run()
+    found: dict[str, float] = defaultdict(float)
+    for event in profiler.key_averages():
+        if not event.key.startswith("USDT"):
+            kind = next((kind for kind, words in KINDS.items() if any(word in event.key for word in words)), "the rest")
+            found[kind] += event.self_cpu_time_total
+    total = sum(found.values())
+    return {kind: 100 * part / total for kind, part in sorted(found.items(), key=lambda item: -item[1])}
+
+
+def by_level(
+    settings: Settings, name: str, network: nn.Module, forward: Callable[[], Tensor], peak: float
+) -> list[Row]:
+    """Each block's forward pass against the peak."""
+    plans = [plan for plan in network.encoder_plan + network.decoder_plan if plan.kind != "conv"]
+    blocks = [*network.encoder, *network.decoder]
+    with FlopCounterMode(display=False, depth=4) as counter:
+        forward()
+    started: dict[nn.Module, float] = {}
+    taken: dict[nn.Module, float] = {}
+    hooks = []
+    for block in blocks:
+        hooks.append(block.register_forward_pre_hook(lambda module, _: started.update({module: settings.now()})))
+        hooks.append(
+            block.register_forward_hook(lambda module, *_: taken.update({module: settings.now() - started[module]}))
+        )
+    forward()
+    for hook in hooks:
+        hook.remove()
+    counts = {key: sum(found.values()) for key, found in counter.get_flop_counts().items()}
+    rows = []
+    for place, (plan, block) in enumerate(zip(plans, blocks, strict=True)):
+        side, index = ("encoder", place) if place < len(network.encoder) else ("decoder", place - len(network.encoder))
+        flops = counts[f"{type(network).__name__}.{side}.{index}"]
+        what = f"{plan.kind}, level {plan.level}, {plan.channels_in} → {plan.channels_out}"
+        what += ", attention" if block.attention is not None else ""
+        rows.append(
+            Row(f"{name}: {side} {index} ({what}), forward, of the peak", 100 * flops / taken[block] / peak, "%")
+        )
+    return rows

@@ -1,54 +1,55 @@
-"""Sampling: images/s of one step, two steps and Heun (35 evaluations), interleaved.
+"""One-step sampling against the bare network's forward pass, and images/s."""
 
-`python -m benchmarks.sampling`: the 55.7 M DDPM++ of CIFAR-10 and a small network for the digits, with fresh weights
-(speed does not depend on them). About two minutes on two idle cores (OMP_NUM_THREADS sets the threads).
-"""
-
-import statistics
-import time
+from collections.abc import Callable
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import tcm
-from tcm.evaluation.sampling import Sampling, generate
+from benchmarks.cases import Case, ddpmpp, small
+from benchmarks.harness import Row, Settings, Times, interleave, ratio, spread
+from tcm.evaluation.sampling import Sampling, generate, sampling_batch
 
-ROUNDS = 2
-
-LARGE = tcm.DDPMppConfig()
-SMALL = tcm.DDPMppConfig(channels=32, channel_mult=(1, 2), blocks=1)
-CASES = [
-    ("DDPM++ 32×32×3", LARGE, (3, 32, 32), "consistency", Sampling(1), 8),
-    ("DDPM++ 32×32×3", LARGE, (3, 32, 32), "consistency", Sampling(1, precision="bf16"), 8),
-    ("DDPM++ 32×32×3", LARGE, (3, 32, 32), "consistency", Sampling(2), 4),
-    ("DDPM++ 32×32×3", LARGE, (3, 32, 32), "diffusion", Sampling(18), 1),
-    ("small 8×8×1", SMALL, (1, 8, 8), "consistency", Sampling(1), 512),
-    ("small 8×8×1", SMALL, (1, 8, 8), "consistency", Sampling(2), 512),
-    ("small 8×8×1", SMALL, (1, 8, 8), "diffusion", Sampling(18), 64),
-]
+TITLE = "one-step sampling against the bare network's forward pass"
 
 
-def main() -> None:
-    models = []
-    for _, network, shape, kind, _, _ in CASES:
-        card = tcm.ModelCard.model_validate({"kind": kind, "network": network, "image_shape": shape})
-        models.append(tcm.Model.fresh(card))
-    measured: list[list[float]] = [[] for _ in CASES]
-    for turn in range(ROUNDS + 1):
-        for (_, _, _, _, sampling, count), model, found in zip(CASES, models, measured, strict=True):
-            start = time.perf_counter()
-            list(generate(model, range(count), sampling, batch=64))
-            if turn:  # the first round warms up
-                found.append(count / (time.perf_counter() - start))
-    table = Table(title=f"sampling, {torch.get_num_threads()} threads, median of {ROUNDS} interleaved rounds")
-    for column in ("network", "parameters", "sampling", "images/s"):
-        table.add_column(column, justify="right" if column in ("parameters", "images/s") else "left")
-    for (name, _, _, _, sampling, _), model, found in zip(CASES, models, measured, strict=True):
-        parameters = sum(parameter.numel() for parameter in model.denoiser.parameters())
-        table.add_row(name, f"{parameters / 1e6:.2f} M", sampling.describe(model), f"{statistics.median(found):.3g}")
-    Console().print(table)
+def measure(settings: Settings) -> list[Row]:
+    rows = []
+    for case, images, rounds in ((ddpmpp(settings), 16, 3), (small(settings), 256, 3)):
+        images = images // 8 if settings.quick else images
+        model = fresh(case)
+        batch = min(images, sampling_batch(model))
+        times = interleave(settings, runs(model, images, batch), rounds)
+        size = f"{case.name}, batch {batch}"
+        rows.append(Row(f"{case.name}: batch that fits into the memory limit", sampling_batch(model)))
+        rows.append(ratio(f"{size}: sampling / bare forward", times["one step"], times["bare"], "≤ 1.05"))
+        rows += [speed(f"{size}: {name}", times, name, images) for name in times]
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+def fresh(case: Case) -> tcm.Model:
+    recipe = case.recipe()
+    classes = recipe.classes or 0 if recipe.conditional else 0
+    return tcm.Model.fresh(
+        tcm.ModelCard(kind="consistency", network=recipe.network, image_shape=(3, 32, 32), classes=classes)
+    )
+
+
+def runs(model: tcm.Model, images: int, batch: int) -> dict[str, Callable[[], object]]:
+    x = torch.randn(batch, *model.card.image_shape)
+    labels = torch.zeros(batch, dtype=torch.int64) if model.card.classes else None
+
+    @torch.no_grad()
+    def bare() -> None:
+        for _ in range(0, images, batch):
+            model.denoiser.network(x, torch.zeros(batch), labels, None)
+
+    return {
+        "bare": bare,
+        "one step": lambda: list(generate(model, range(images), Sampling(1), batch)),
+        "one step, bf16": lambda: list(generate(model, range(images), Sampling(1, precision="bf16"), batch)),
+        "two steps": lambda: list(generate(model, range(images), Sampling(2), batch)),
+    }
+
+
+def speed(what: str, times: Times, name: str, images: int) -> Row:
+    return spread(what, [images / seconds for seconds in times[name]], "images/s")

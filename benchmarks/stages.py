@@ -15,7 +15,10 @@ def measure(settings: Settings) -> list[Row]:
     rows = []
     for case, rounds in ((ddpmpp(settings), 4), (small(settings), 5)):
         times = interleave(settings, {stage: steps(case, stage) for stage in STAGES}, rounds)
-        rows += [seconds(f"{case.size}: stage 1", times["consistency"]), seconds(f"{case.size}: stage 2", times["truncated"])]
+        rows += [
+            seconds(f"{case.size}: stage 1", times["consistency"]),
+            seconds(f"{case.size}: stage 2", times["truncated"]),
+        ]
         rows.append(ratio(f"{case.size}: stage 2 / stage 1", times["truncated"], times["consistency"], "≤ 1.03"))
         rows += memory(case)
     return rows
@@ -53,8 +56,8 @@ def peak(case: Case, stage: str, frozen_precision: str) -> float:
     """Peak bytes of a process that makes two steps."""
     recipe = case.recipe(f"truncated.frozen_precision={frozen_precision}")
     training, batches = trainer(recipe, stage), images(recipe, stage)
-    if training.models.frozen is not None and frozen_precision == "bf16":
-        training.models.frozen.network.to(torch.bfloat16)
+    if training.loss.models.frozen is not None and frozen_precision == "bf16":
+        training.loss.models.frozen.network.to(torch.bfloat16)
     for _ in range(2):
         loaded = next(batches)
         training.step(loaded.step, loaded)

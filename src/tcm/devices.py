@@ -1,5 +1,6 @@
 """The one place that knows about kinds of devices."""
 
+import os
 import resource
 import sys
 
@@ -35,6 +36,17 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "mps"
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on `device`; on a CPU half of all there is, which other programs share.
+
+    >>> free_memory(torch.device("cpu")) > 0
+    True
+    """
+    if device.type == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return torch.accelerator.get_memory_info(device)[0]
 
 
 def peak_memory(device: torch.device) -> int:

@@ -1,5 +1,7 @@
 """The pictures are the model's own samples."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -56,8 +58,6 @@ def test_every_stage_is_drawn_from_the_same_seeds(fair_run: Path) -> None:
 
 
 def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(fair_run, tmp_path / "run")
     weights = tmp_path / "run" / "3-truncated" / "model" / "model.safetensors"
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(weights).items()}, weights)
@@ -65,3 +65,12 @@ def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
     assert "NaN" in str(observed.drawings[-1].problem)
     assert observed.drawings[0].problem is None
     assert observed.showpiece is None
+
+
+def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path) -> None:
+    run = read_run(fair_run)
+    ends_early = replace(run.stages[1], spec=run.stages[1].spec.model_copy(update={"t_high": 1.0}))
+    observed = observe_run(replace(run, stages=[run.stages[0], ends_early]))
+    assert observed.drawings[1].drawn == ()
+    assert observed.showpiece is not None
+    assert observed.showpiece.stage.name == "diffusion"

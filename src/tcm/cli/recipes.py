@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.recipes.cost import ASSUMPTION, Cost, estimate
+from tcm.recipes.cost import ASSUMPTION, LINKS, Cost, estimate, scaling
 from tcm.recipes.resolve import resolve, shipped, to_toml
 from tcm.recipes.schema import Recipe
 
@@ -84,6 +84,33 @@ def cost_table(recipe: Recipe) -> Table:
             amount(cost.gpu_hours),
         )
     table.caption = f"Memory: the state, what each image adds, and both for the whole batch on one device. {HOURS}"
+    table.caption_justify = "left"
+    return table
+
+
+def scaling_table(recipe: Recipe) -> Table:
+    """What each stage would do on 1, 8 and 64 GPUs: for a dry run."""
+    title = f"{escape(recipe.name)}: predicted for more GPUs, not measured"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", "GPUs", "batch", "sent", "--shard", "steps/s", "efficiency", "hours"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for name, stage in recipe.stages.items():
+        for gpus in (count for count in (1, 8, 64) if stage.batch % (count * stage.accumulation) == 0):
+            found = scaling(recipe, stage, gpus)
+            table.add_row(
+                name if gpus == 1 else "",
+                str(gpus),
+                str(stage.batch // gpus),
+                size(found.replicated_bytes),
+                size(found.sharded_bytes),
+                f"{1 / found.seconds:.3g}",
+                f"{found.efficiency:.2f}",
+                amount(stage.steps * found.seconds / 3600),
+            )
+    table.caption = (
+        f"Batch and bytes sent: of each GPU and step. For {ASSUMPTION}, {LINKS}; "
+        "no exchange is hidden behind computing."
+    )
     table.caption_justify = "left"
     return table
 

@@ -34,7 +34,7 @@ def sample(
     seeds: Annotated[str | None, typer.Option(help="The seeds themselves, such as 0-63.")] = None,
     label: Label = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
-    batch: Batch = 64,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at once; as memory allows by default.")] = None,
     device: Device = None,
     precision: Annotated[Precision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tcm.cli.recipes import cost_table
+from tcm.cli.recipes import cost_table, scaling_table
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.training.metrics import TrackerName
 from tcm.training.processes import join
@@ -34,7 +34,7 @@ def train(
     if dry_run:
         resolved = resolve(recipe, changes)
         typer.echo(to_toml(resolved))
-        Console().print(cost_table(resolved))
+        Console().print(cost_table(resolved), scaling_table(resolved))
         return
     with join(device) as processes:
         console = Console(quiet=not processes.first)

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from tcm.data import to_uint8
+from tcm.devices import free_memory
 from tcm.errors import TcmError
+from tcm.recipes.cost import activation_bytes
 from tcm.weights import Model
 
 HEUN_STEPS = 18
 MOST_SEEDS = 1_000_000
+MOST_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,20 @@ class Sampling:
         return f"{text}{label}, {self.precision}"
 
 
-def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int = 64) -> Iterator[Tensor]:
+def sampling_batch(model: Model, memory: int | None = None) -> int:
+    """How many images to make at once: what surely fits into `memory` bytes (a quarter of what is free), at most 256.
+
+    The images do not depend on it, and beyond a few dozen their speed hardly does.
+    """
+    if memory is None:
+        memory = free_memory(next(model.denoiser.parameters()).device) // 4
+    card = model.card
+    return max(1, min(MOST_AT_ONCE, memory // activation_bytes(card.network, card.image_shape, card.classes)))
+
+
+def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int | None = None) -> Iterator[Tensor]:
     """uint8 batches [n, C, H, W], one image for each seed: clamp(127.5 x + 128) truncated, as the papers quantise."""
+    batch = sampling_batch(model) if batch is None else batch
     if batch < 1:
         raise TcmError(f"batch={batch} must be at least 1")
     device = next(model.denoiser.parameters()).device

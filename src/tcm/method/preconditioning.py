@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from math import sqrt
+from math import prod, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,10 @@ class Network(nn.Module, ABC):
         """Draw each sample's dropout masks."""
         if self.dropout == 0:
             return None
-        return [streams.bernoulli(shape, 1 - self.dropout) for shape in self.dropout_shapes]
+        # All layers' masks in one draw per sample: on an accelerator each draw is a kernel of its own.
+        sizes = [prod(shape) for shape in self.dropout_shapes]
+        together = torch.split(streams.bernoulli((sum(sizes),), 1 - self.dropout), sizes, dim=1)
+        return [mask.unflatten(1, shape) for mask, shape in zip(together, self.dropout_shapes, strict=True)]
 
 
 class Uncertainty(nn.Module):

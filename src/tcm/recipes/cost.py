@@ -25,6 +25,13 @@ ASSUMPTION = (
 )
 
 
+GPUS_PER_NODE = 8
+WITHIN_NODE, BETWEEN_NODES = 230e9, 25e9
+"""Bytes/s that a GPU of an A100 node sends: over NVLink as NCCL reaches it, and over its 200 Gb/s network card."""
+
+LINKS = f"{WITHIN_NODE / 1e9:.0f} GB/s per GPU within {GPUS_PER_NODE}, {BETWEEN_NODES / 1e9:.0f} GB/s beyond"
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes in a process during a step, without data parallelism's or the allocator's own."""
@@ -98,6 +105,59 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         network.saved_per_image // half,
         memory,
         gpu_hours=seconds / 3600,
+    )
+
+
+def activation_bytes(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int], classes: int) -> int:
+    """Bytes that autograd keeps for each image, in fp32: an upper bound of what an image needs without it."""
+    return _measure(config, image_shape, classes).saved_per_image
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A step shared by GPUs, predicted: bytes that each sends with the weights on every GPU (`replicated`) or `sharded`
+    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing is hidden.
+    """
+
+    gpus: int
+    replicated_bytes: int
+    sharded_bytes: int
+    compute_seconds: float
+    exchange_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a whole step."""
+        return self.compute_seconds + self.exchange_seconds
+
+    @property
+    def efficiency(self) -> float:
+        """The speed-up over one GPU, divided by the number of GPUs."""
+        return self.compute_seconds / self.seconds
+
+
+def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
+    """A stage's step on `gpus` A100s, predicted.
+
+    A ring all-reduce of G bytes of gradients sends 2 G (n − 1)/n from each of n GPUs. Sharded, each pass gathers its
+    network's weights, the backward pass once more, and the gradients are reduced and scattered: (n − 1)/n of each.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> cifar10 = resolve("cifar10")
+    >>> scaling(cifar10, cifar10.stages["truncated"], 8).replicated_bytes == 2 * 4 * 55732739 * 7 // 8
+    True
+    """
+    cost = estimate(recipe, stage, gpus)
+    sent = 4 * cost.parameters * (gpus - 1) / gpus
+    gathers = 2 + _passes_without_gradient(stage) + isinstance(stage, TruncatedStage)
+    micro_batches = stage.accumulation
+    link = WITHIN_NODE if gpus <= GPUS_PER_NODE else BETWEEN_NODES
+    return Scaling(
+        gpus,
+        replicated_bytes=int(2 * sent),
+        sharded_bytes=int((gathers * micro_batches + 1) * sent),
+        compute_seconds=cost.step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION * gpus),
+        exchange_seconds=2 * sent / link,
     )
 
 

@@ -67,7 +67,8 @@ def headline(runs: Sequence[ObservedRun]) -> str:
         if run.record.scores_problem
     ]
     if not rows:
-        sentence = "No stage has finished, so there is no model to measure yet."
+        nothing = "No stage has finished, so there is no model to measure yet."
+        sentence = "No model of these runs gives images." if problems else nothing
         return section("Results", sentence, *problems)
     scores = [row.score for row in rows if row.score is not None]
     metric = scores[0].metric if scores else "distance"
@@ -177,8 +178,8 @@ def _failure(stage: StageRecord) -> str:
     return paragraph(
         Html(
             f"<strong>{escape(stage.name)} failed at step {stage.step:,}</strong>: {escape(str(reason))}. "
-            f"Lower {html(code(f'{stage.name}.learning_rate'))} = {stage.spec.learning_rate:g}, set "
-            f"{html(code(f'{stage.name}.clip'))}, or use fp32; then train into a new folder."
+            f"Lower {html(code(f'{stage.name}.learning_rate'))} = {stage.spec.learning_rate:g}, set or "
+            f"lower {html(code(f'{stage.name}.clip'))}, or use a higher precision; then train into a new folder."
         ),
         "failure",
     )

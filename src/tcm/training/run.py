@@ -133,7 +133,7 @@ class Run:
             if self.settings.sharded:
                 shard(denoiser)
             if stage.compile:
-                denoiser.network.compile(dynamic=True)
+                denoiser.network.compile()
         return Trainer(
             stage,
             objective_of(self.recipe, stage),
