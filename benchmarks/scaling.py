@@ -20,7 +20,7 @@ from tcm.recipes.resolve import resolve
 from tcm.training.processes import join
 
 TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"
-STEPS = 3
+STEPS = 2
 
 
 def measure(settings: Settings) -> list[Row]:
