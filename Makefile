@@ -21,7 +21,7 @@ setup: .venv/.user  ## install tcm into .venv
 demo: .venv/.user  ## train the whole method on handwritten digits, measure it, show the report
 	$(BIN)/tcm demo
 
-test: .venv/.dev  ## run the tests
+test: .venv/.dev  ## run the tests; those of the report need a browser (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest --cov=tcm --cov-report=term:skip-covered
 
 check: .venv/.dev  ## format, lint, types, layers

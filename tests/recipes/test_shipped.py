@@ -85,6 +85,7 @@ def test_networks(name: str) -> None:
 def test_stages() -> None:
     two, three = ["consistency", "truncated"], ["diffusion", "consistency", "truncated"]
     assert {name: list(resolve(name).stages) for name in shipped()} == {
+        "demo": [*three, "continued"],
         "digits": three,
         "fashion-mnist": three,
         "cifar10-small": three,
@@ -108,8 +109,8 @@ def test_small_recipes_distil_from_stage_0() -> None:
 def test_a_stage_in_the_words_of_the_method() -> None:
     recipe = resolve("digits", ["diffusion.label_dropout=0.1", "consistency.t_high=2.0", "consistency.dropout=0.3"])
     diffusion, consistency, truncated = recipe.stages.values()
-    assert objective_of(recipe, diffusion) == Diffusion(LogNormal(-1.2, 1.2, 0.002, 10), 0.1)
-    assert [time_range(recipe, stage) for stage in recipe.stages.values()] == [(0.002, 10), (0.002, 2), (1, 10)]
+    assert objective_of(recipe, diffusion) == Diffusion(LogNormal(-1.2, 1.2, 0.002, 80), 0.1)
+    assert [time_range(recipe, stage) for stage in recipe.stages.values()] == [(0.002, 80), (0.002, 2), (1, 80)]
     assert network_of(recipe, diffusion) == recipe.network
     assert network_of(recipe, consistency) == recipe.network.model_copy(update={"dropout": 0.3})
     assert network_of(recipe, truncated).dropout == 0.0

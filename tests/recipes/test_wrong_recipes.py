@@ -56,28 +56,28 @@ WRONG_OVERRIDES = {
     "digits t_max=inf": "digits: t_max=inf must be a finite number",
     "digits image_shape=[1,8]": "digits: image_shape[2] is missing; add it",
     # times
-    "digits truncated.t_prime=10": (
-        "digits: truncated.t_prime=10.0 must lie between t_min=0.002 and t_max=10.0; the paper uses 1.0"
+    "digits truncated.t_prime=80": (
+        "digits: truncated.t_prime=80.0 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"
     ),
     "digits truncated.t_prime=0.001": (
-        "digits: truncated.t_prime=0.001 must lie between t_min=0.002 and t_max=10.0; the paper uses 1.0"
+        "digits: truncated.t_prime=0.001 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"
     ),
     "imagenet64-xl truncated.t_prime=2.0": (
         "imagenet64-xl: second_time=1.526 must be at least truncated.t_prime=2.0 and below t_max=80.0, where the last "
         "model is defined; change one of them"
     ),
     "digits second_time=0.821": (
-        "digits: second_time=0.821 must be at least truncated.t_prime=1.0 and below t_max=10.0, where the last model "
+        "digits: second_time=0.821 must be at least truncated.t_prime=1.0 and below t_max=80.0, where the last model "
         "is defined; change one of them"
     ),
-    "digits t_min=20": "digits: t_min=20.0 must lie below t_max=10.0",
-    "digits consistency.t_high=80": "digits: consistency.t_high=80.0 must lie between t_min=0.002 and t_max=10.0",
+    "digits t_min=90": "digits: t_min=90.0 must lie below t_max=80.0",
+    "digits consistency.t_high=90": "digits: consistency.t_high=90.0 must lie between t_min=0.002 and t_max=80.0",
     "digits consistency.t_high=0.5": (
         "digits: truncated.t_prime=1.0 asks the frozen stage 'consistency' for times from 0.6848 to 1.0, and it is "
         "defined from 0.002 to 0.5; change t_prime or frozen"
     ),
     "digits truncated.times.low=0.5": (
-        "digits: truncated.times.low=0.5 lies outside the stage's range from 1.0 to 10.0; "
+        "digits: truncated.times.low=0.5 lies outside the stage's range from 1.0 to 80.0; "
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.times.low=5.0 consistency.times.high=2.0": (
@@ -85,11 +85,11 @@ WRONG_OVERRIDES = {
     ),
     # batches and schedules
     "digits truncated.boundary_fraction=0.005": (
-        "digits: truncated.boundary_fraction=0.005 of batch=128 leaves no boundary sample, and training would "
+        "digits: truncated.boundary_fraction=0.005 of batch=64 leaves no boundary sample, and training would "
         "collapse; use batch=200 or more, or a larger boundary_fraction"
     ),
     "digits truncated.accumulation=3": (
-        "digits: truncated.batch=128 is not divisible by accumulation=3; use batch=126 or 129"
+        "digits: truncated.batch=64 is not divisible by accumulation=3; use batch=63 or 66"
     ),
     "digits truncated.schedule=inverse_sqrt": (
         "digits: truncated.schedule='inverse_sqrt' needs schedule_reference, the step after which the learning rate "
@@ -99,7 +99,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.schedule_reference=100 has no effect on schedule='constant'; use schedule='inverse_sqrt' "
         "or schedule_reference='none'"
     ),
-    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1200; shorten it",
+    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1000; shorten it",
     # stages that need one another
     "digits order=['diffusion','truncated']": (
         "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', and a consistency model is needed "
@@ -202,7 +202,7 @@ WRONG_FILES = {
     "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
     "ratio_limit = 0.9\nt_prime = 1.2": (
         "again.t_prime=1.2 asks the frozen stage 'truncated' for times from 0.8578 to 1.2, and it is defined from 1.0 "
-        "to 10.0; change t_prime or frozen"
+        "to 80.0; change t_prime or frozen"
     ),
     "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",
 }

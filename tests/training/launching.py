@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _CONTEXT.set_forkserver_preload(["tcm.cli", "torch._dynamo"])
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:
     """Overrides that make `digits` a matter of seconds, with a checkpoint every 4 steps, and dropout."""
-    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2"]
+    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2", "t_max=10.0", "sigma_data=0.5"]
     words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=6"]
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
     ours = [*network, *stages, "diffusion.warmup=1", "consistency.ratio_every=4"]
@@ -58,9 +59,10 @@ class Command:
         return self._process.is_alive()
 
     def send(self, signal: int) -> None:
-        """Send it a signal."""
+        """Send it a signal, if it still runs."""
         assert self._process.pid is not None
-        os.kill(self._process.pid, signal)
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal)
 
     def until(self, condition: Callable[[], bool], patience: float = 120) -> None:
         """Wait for a condition, or for the command's end."""

@@ -102,10 +102,10 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB, where this user may mount one."""
+    """A disk of 16 MB, where this user may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False, capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=False, capture_output=True)
     if made.returncode:
         pytest.skip("this user may not mount a small disk")
     yield folder

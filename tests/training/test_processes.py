@@ -113,4 +113,4 @@ def test_a_given_up_run_of_two(launcher: Launcher, tmp_path: Path) -> None:
     assert (first, second) == (2, (2, "")), text
     assert text.splitlines()[-1].startswith("error: training does not recover: ")
     events = [line["event"] for line in lines(tmp_path / "run" / FOLDERS[0]) if "event" in line]
-    assert events == ["skipped", "skipped", "went back", "skipped", "skipped"]
+    assert events == ["skipped", "skipped", "went back", "skipped", "skipped", "failed"]

@@ -99,7 +99,7 @@ def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatc
         train(tiny_recipe(), run)
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_TORCHRUN"), reason="half a minute; TCM_TORCHRUN=1 runs it")
+@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="half a minute; TCM_SLOW=1 runs it")
 def test_torchrun_restarts_a_killed_process(tmp_path: Path, finished: Path) -> None:
     run = tmp_path / "run"
     words = ["--nproc-per-node", "2", "--max-restarts", "2", "-m", "--", "tcm", "train", "digits", *tiny()]

@@ -37,26 +37,27 @@ def demo(
     if not finished:
         console.print(f"stopped; resume with: tcm demo --run {run}", highlight=False)
         return
-    summary = run / "summary.txt"
+    summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
     with console.status("measuring") as status:
         for what in measure_run(run, Plan("digits", samples, TIMES)):
             status.update(f"measuring {what}")
             summary.unlink(missing_ok=True)
         if not summary.exists():
             status.update("drawing the report")
-            summary.write_text(show(run, stage_folders(recipe, run)["truncated"] / "model"))
+            summary.write_text(show(run, model))
+    if console.is_terminal:
+        console.print("One step from noise, stage 2, seeds 0 to 15:")
+        console.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))
     console.print(Text.from_ansi(summary.read_text()), soft_wrap=True)
 
 
 def show(run: Path, model: Path) -> str:
-    """Write the report; returns the headline, a preview and what to do next, for the terminal."""
+    """Write the report; returns the headline and what to do next, for the terminal."""
     report = run / "report.html"
     observed = observe_run(read_run(run))
     write_report([observed], report)
     page = Console(record=True, file=StringIO(), force_terminal=True, color_system="truecolor", width=100)
     page.print(headline_table(headline_rows([observed])))
-    page.print("\nOne step from noise, stage 2, seeds 0 to 15:")
-    page.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))
     page.print(
         f"\nThe report: {report}\n\n"
         f"Try next:\n"

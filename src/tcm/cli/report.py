@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tcm.report.drawing import observe_run
 from tcm.report.page import write_report
-from tcm.report.runs import read_run
+from tcm.report.runs import read_runs
 
 
 def report(
@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """Write a self-contained HTML report of a run: finished, in progress or failed."""
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    records = [read_run(run) for run in runs]
+    records = read_runs(runs)
     with Console(stderr=True).status("drawing samples"):
         write_report([observe_run(record) for record in records], target)
     Console().print(f"report: {target}", highlight=False, soft_wrap=True)

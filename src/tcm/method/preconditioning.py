@@ -38,7 +38,7 @@ class Network(nn.Module, ABC):
         # All layers' masks in one draw per sample: on an accelerator each draw is a kernel of its own.
         sizes = [prod(shape) for shape in self.dropout_shapes]
         together = torch.split(streams.bernoulli((sum(sizes),), 1 - self.dropout), sizes, dim=1)
-        return [mask.unflatten(1, shape) for mask, shape in zip(together, self.dropout_shapes, strict=True)]
+        return [mask.view(len(mask), *shape) for mask, shape in zip(together, self.dropout_shapes, strict=True)]
 
 
 class Uncertainty(nn.Module):

@@ -53,7 +53,7 @@ def stability(runs: Sequence[ObservedRun]) -> str:
         "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
         "training, which holds the hardest pairs from its first step, should not."
     )
-    return section("Stability", sentence, beside([*norms, *ratios]))
+    return section("Stability", sentence, _pairs(norms, ratios))
 
 
 def trade_off(runs: Sequence[ObservedRun]) -> str:
@@ -84,12 +84,12 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
             )
     if any(_t_prime(run.record) is not None for run in runs):
         sentence = (
-            "Left of t′ the truncated model forgets how to denoise and its curve rises; right of it, up to the pure "
-            "noise where images are made, it gains. That trade is the idea of the method."
+            "The idea of the method: left of t′ the truncated model may forget how to denoise, and its curve rises "
+            "above the others; right of it, up to the pure noise where images are made, it should fall below them."
         )
     else:
         sentence = "How far denoised data are from the data at each noise level: the right end is generation."
-    return section("The trade-off", sentence, beside([*drawn, *times]))
+    return section("The trade-off", sentence, _pairs(drawn, times))
 
 
 def record(runs: Sequence[ObservedRun]) -> str:
@@ -169,6 +169,13 @@ def _consistency(run: RunRecord) -> list[StageRecord]:
 def _t_prime(run: RunRecord) -> float | None:
     found = [stage.spec.t_prime for stage in run.stages if isinstance(stage.spec, TruncatedStage)]
     return found[-1] if found else None
+
+
+def _pairs(first: list[str], second: list[str]) -> str:
+    """Two kinds of figures: beside each other for one run, below each other for several runs side by side."""
+    if len(second) == 1:
+        return beside([*first, *second])
+    return (beside(first) if first else "") + beside(second)
 
 
 def _plot(svg: str, label: str, caption: str) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from io import StringIO
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from tcm.method.objectives import Consistency, Diffusion, TruncatedConsistency
 from tcm.recipes.fields import TruncatedStage
@@ -29,7 +28,7 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tcm",
-    "font.size": 9.5,
+    "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
@@ -79,7 +78,10 @@ def loss_by_time(recipe: Recipe, stage: StageRecord, series: int) -> str:
             axes.plot(
                 centres[_seen(part)], mean, color=SERIES[series], alpha=alpha, marker="o", markersize=3, label=name
             )
-        axes.set_yscale("log")
+        _log_scale(axes, lines)
+        axes.set_xlim(recipe.t_min, recipe.t_max)
+        if isinstance(stage.spec, TruncatedStage):
+            _mark(axes, stage.spec.t_prime)
         axes.legend(loc="best")
 
     return _figure(draw, "noise level t", "weighted loss", log_x=True)
@@ -98,9 +100,10 @@ def gradient_norms(stages: Sequence[StageRecord], colours: dict[str, int], limit
             step, norm, largest = (_thinned(stage, key) for key in ("step", "gradient_norm", "gradient_norm_max"))
             colour = SERIES[colours[stage.name]]
             axes.fill_between(step, norm, largest, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(step, norm, color=colour, label=stage.name)
-        axes.set_yscale("log")
-        axes.set_ylim(limits)
+            axes.plot(step, norm, **_line(colours[stage.name]), label=stage.name)
+        if limits is not None:
+            axes.set_yscale("log")
+            axes.set_ylim(limits)
         axes.legend(loc="best")
 
     return _figure(draw, "step of the stage", "gradient norm")
@@ -128,7 +131,7 @@ def ratios(recipe: Recipe, stages: Sequence[StageRecord], colours: dict[str, int
             colour = SERIES[colours[stage.name]]
             axes.step(steps, values, where="post", color=colour, alpha=0.35, linewidth=1)
             done = steps < stage.step
-            axes.step(steps[done], values[done], where="post", color=colour, label=stage.name, linewidth=2)
+            axes.step(steps[done], values[done], where="post", **_line(colours[stage.name]), label=stage.name)
         axes.set_ylim(min(0.5, axes.get_ylim()[0]), 1.01)
         axes.legend(loc="lower right")
 
@@ -140,12 +143,9 @@ def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float |
 
     def draw(axes: Axes) -> None:
         for curve in curves:
-            series = colours[curve.stage.name]
-            style = "--" if series == 2 else "-"
-            axes.plot(
-                curve.times, curve.values, style, color=SERIES[series], marker="o", markersize=4, label=curve.stage.name
-            )
-        axes.set_yscale("log")
+            line = _line(colours[curve.stage.name])
+            axes.plot(curve.times, curve.values, **line, marker="o", markersize=4, label=curve.stage.name)
+        _log_scale(axes, np.array([value for curve in curves for value in curve.values]))
         _mark(axes, t_prime)
         axes.legend(loc="best")
 
@@ -167,7 +167,7 @@ def time_distributions(
             density = objective.times.density(torch.from_numpy(t)).numpy() * t
             colour = SERIES[colours[stage.name]]
             axes.fill_between(t, density, color=colour, alpha=0.12, linewidth=0)
-            axes.plot(t, density, color=colour, label=stage.name)
+            axes.plot(t, density, **_line(colours[stage.name]), label=stage.name)
             # A peak at t' that dwarfs all else is cut, so that the rest stays visible.
             highest = max(highest, float(np.quantile(density, 0.75 if isinstance(stage.spec, TruncatedStage) else 1)))
         axes.set_ylim(0, highest * 1.6)
@@ -175,6 +175,17 @@ def time_distributions(
         axes.legend(loc="upper left")
 
     return _figure(draw, "noise level t", "density of ln t", log_x=True)
+
+
+def _log_scale(axes: Axes, values: np.ndarray) -> None:
+    """A logarithmic y axis where there is anything that it can show."""
+    if (values > 0).any():
+        axes.set_yscale("log")
+
+
+def _line(series: int) -> Any:
+    """The look of a stage's line; a second consistency stage is dashed, so that what it hides can be seen."""
+    return {"color": SERIES[series], "linestyle": (0, (4, 2)) if series == 2 else "-"}
 
 
 def _mark(axes: Axes, t_prime: float | None) -> None:
@@ -202,6 +213,8 @@ def _figure(draw: Callable[[Axes], None], x_label: str, y_label: str, log_x: boo
         axes.set_axisbelow(True)
         if log_x:
             axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         draw(axes)
         for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
             if scale == "log":
@@ -219,7 +232,7 @@ def _plain_numbers(axis: Any) -> None:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an <svg> element whose colours are the page's variables and whose ids are its own."""
+    """The figure as an <svg> element whose colours are the page's variables."""
     file = StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
@@ -228,8 +241,6 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r"<g id=\"[^\"]*\"", "<g", text)
     opening, rest = text.split(">", 1)
     opening = re.sub(r' (width|height|version)="[^"]*"', "", opening).replace("<svg", '<svg aria-hidden="true"', 1)
-    own = blake2b(rest.encode(), digest_size=4).hexdigest()
-    rest = re.sub(r'( id="|"#|url\(#)', rf"\g<1>{own}-", rest)
     for stand_in, variable in VARIABLES.items():
         rest = rest.replace(stand_in, f"var({variable})")
     return f"{opening}>{rest}"

@@ -67,7 +67,7 @@ def paths(runs: Sequence[ObservedRun]) -> str:
 
     sentence = (
         "What the network is given and, to the right of it, what it returns, step by step: the first answer is an "
-        "image already; each further step blurs it with less noise and answers again."
+        "image already; each further step adds less noise to it and asks again."
     )
     return _section("From noise to image", sentence, runs, render)
 

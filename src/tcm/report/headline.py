@@ -15,7 +15,10 @@ DENOISING_TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the headline table; `command` measures what `score` lacks."""
+    """A line of the headline table; `command` measures what `score` lacks.
+
+    `incomparable`: it has been measured, but not under the conditions of the other lines.
+    """
 
     run: RunRecord
     stage: StageRecord
@@ -23,6 +26,7 @@ class Row:
     evaluations: int
     parameters: int
     score: Score | None
+    incomparable: bool
     command: str
 
 
@@ -51,10 +55,34 @@ def headline_rows(runs: Sequence[ObservedRun]) -> list[Row]:
             EVALUATIONS[drawn.way],
             stage.parameters,
             next((score for score in reversed(some) if score in chosen), None),
+            bool(some) and not any(score in chosen for score in some),
             measure_command(run.record, stage.stage, drawn, chosen[0].count if chosen else None),
         )
         for (run, stage, drawn), some in zip(pairs, scores, strict=True)
     ]
+
+
+def best_value(rows: Sequence[Row]) -> float | None:
+    """The lowest distance that one or two evaluations reach."""
+    return min((row.score.value for row in rows if row.score and row.evaluations <= 2), default=None)
+
+
+def value_text(row: Row) -> str:
+    """A line's score for people; what has not been measured, or not like the others, says so."""
+    score = row.score
+    if score is None:
+        return "not comparable" if row.incomparable else "not measured"
+    digits = 2 if abs(score.value) < 100 else 0
+    return f"{score.value:,.{digits}f}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}")
+
+
+def speed_text(images_per_second: float) -> str:
+    """Images per second for people.
+
+    >>> speed_text(1234.5), speed_text(0.123)
+    ('1,234', '0.12')
+    """
+    return f"{images_per_second:,.0f}" if images_per_second >= 10 else f"{images_per_second:.2g}"
 
 
 def denoising_curves(run: ObservedRun) -> list[Curve]:

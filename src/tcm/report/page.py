@@ -1,8 +1,10 @@
 """One self-contained page: no network, no scripts, light and dark, on paper too."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 
 from tcm.data import atomic_write
@@ -29,7 +31,7 @@ def render(runs: Sequence[ObservedRun]) -> str:
         curves.record(runs),
     ]
     style = (files("tcm.report") / "style.css").read_text("utf-8")
-    body = "\n".join(part for part in parts if part)
+    body = _distinct_ids("\n".join(part for part in parts if part))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -46,6 +48,17 @@ def render(runs: Sequence[ObservedRun]) -> str:
 </body>
 </html>
 """
+
+
+def _distinct_ids(body: str) -> str:
+    """Number the ids within each <svg>, so that no two elements of the page share one."""
+    numbers = count(1)
+
+    def rename(svg: re.Match[str]) -> str:
+        own = f"figure-{next(numbers)}"
+        return re.sub(r'( id="|"#|url\(#)', rf"\g<1>{own}-", svg[0])
+
+    return re.sub(r"<svg.*?</svg>", rename, body, flags=re.S)
 
 
 def write_report(runs: Sequence[ObservedRun], out: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run's folder tells: recipe, progress, numbers, events, scores; a run in progress or a failed one too."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,30 +79,38 @@ class StageRecord:
 class RunRecord:
     """A run as its folder shows it; `scores_problem` says why there are no scores although there is a file."""
 
+    name: str
     folder: Path
     recipe: Recipe
     stages: list[StageRecord]
     scores: list[Score]
     scores_problem: str | None = None
 
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.resolve().name
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Read several runs; they are named after their folders, or by their paths where two folders share a name.
+
+    >>> [stage.status for stage in read_runs([Path("runs/digits")])[0].stages]  # doctest: +SKIP
+    ['finished', 'finished', 'unfinished']
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    return [_read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run's folder.
+    """Read one run's folder."""
+    return read_runs([folder])[0]
 
-    >>> [stage.status for stage in read_run(Path("runs/digits")).stages]  # doctest: +SKIP
-    ['finished', 'finished', 'unfinished']
-    """
+
+def _read_run(folder: Path, name: str) -> RunRecord:
     if not (folder / RECIPE_FILE).is_file():
         raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
     recipe = resolve(str(folder / RECIPE_FILE))
     stages = [
-        StageRecord(name, recipe.stages[name], path, _lines(path / "metrics.jsonl"), read_starts(path))
-        for name, path in stage_folders(recipe, folder).items()
+        StageRecord(stage, recipe.stages[stage], path, _lines(path / "metrics.jsonl"), read_starts(path))
+        for stage, path in stage_folders(recipe, folder).items()
     ]
     scores: list[Score] = []
     problem = None
@@ -110,7 +119,7 @@ def read_run(folder: Path) -> RunRecord:
             scores = read_scores(folder / SCORES_FILE)
         except TcmError as error:
             problem = str(error)
-    return RunRecord(folder, recipe, stages, scores, problem)
+    return RunRecord(name, folder, recipe, stages, scores, problem)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

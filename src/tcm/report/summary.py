@@ -1,13 +1,15 @@
 """The report's first part: what the runs are, how far they have come, and their headline table."""
 
+import shlex
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
 
 from tcm.evaluation.scores import Score
 from tcm.recipes.resolve import differences
 from tcm.report.drawing import ObservedRun
 from tcm.report.figures import series_of
-from tcm.report.headline import Row, headline_rows
+from tcm.report.headline import Row, best_value, headline_rows, speed_text, value_text
 from tcm.report.html import (
     Content,
     Html,
@@ -24,23 +26,30 @@ from tcm.report.html import (
 from tcm.report.runs import RunRecord, StageRecord
 
 HERO, HERO_ROWS = 20, 2
+NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')
 
 
 def opening(runs: Sequence[ObservedRun]) -> str:
-    """Title, a band of samples, the stages."""
+    """Title; of each run what it is, a band of samples, its stages, and what has gone wrong."""
     title = " and ".join(run.record.name for run in runs)
-    parts = ['<p class="over">Truncated consistency models</p>', f"<h1>{escape(title)}</h1>"]
-    for run in runs:
-        named = f"{run.record.name}: " if len(runs) > 1 else ""
-        parts.append(paragraph(named + _facts(run.record), "facts"))
-        if run.showpiece is not None:
-            stage, way = run.showpiece.stage.name, run.showpiece.way
-            label = f"{HERO * HERO_ROWS} samples of {run.record.name}, stage {stage}, {way}"
-            rows = [("", run.showpiece.samples[HERO * row :][:HERO]) for row in range(HERO_ROWS)]
-            parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
-        parts.append(_stage_list(run.record))
-        parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
+    parts = [paragraph("Truncated consistency models", "over"), f"<h1>{escape(title)}</h1>"]
+    if len(runs) == 1:
+        parts.append(_introduction(runs[0]))
+    else:
+        parts += [f'<div class="run"><h2>{escape(run.record.name)}</h2>{_introduction(run)}</div>' for run in runs]
     return f"<header>{''.join(parts)}</header>"
+
+
+def _introduction(run: ObservedRun) -> str:
+    parts = [paragraph(_facts(run.record), "facts")]
+    if run.showpiece is not None:
+        label = f"{HERO * HERO_ROWS} samples of {run.record.name}, {run.showpiece.stage.name}, {run.showpiece.way}"
+        rows = [("", run.showpiece.samples[HERO * row :][:HERO]) for row in range(HERO_ROWS)]
+        parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
+    parts.append(_stage_list(run.record))
+    parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
+    parts += [_unfinished(run.record, stage) for stage in run.record.stages if stage.status == "unfinished"]
+    return "".join(parts)
 
 
 def headline(runs: Sequence[ObservedRun]) -> str:
@@ -58,12 +67,13 @@ def headline(runs: Sequence[ObservedRun]) -> str:
         if run.record.scores_problem
     ]
     if not rows:
-        sentence = "No stage has finished, so there is no model to measure yet."
+        nothing = "No stage has finished, so there is no model to measure yet."
+        sentence = "No model of these runs gives images." if problems else nothing
         return section("Results", sentence, *problems)
     scores = [row.score for row in rows if row.score is not None]
     metric = scores[0].metric if scores else "distance"
-    best = min((score.value for row in rows if (score := row.score) and row.evaluations <= 2), default=None)
-    heads = ["stage", "sampling", "evaluations", f"{metric} ↓", "images/s", "parameters"]
+    best = best_value(rows)
+    heads: list[Content] = ["stage", "sampling", NFE, f"{metric} ↓", "images/s", "parameters"]
     lines: list[list[Content]] = []
     for run in runs:
         colours = series_of(run.record.stages)
@@ -72,10 +82,8 @@ def headline(runs: Sequence[ObservedRun]) -> str:
                 _dotted(row.stage.name, colours[row.stage.name]),
                 row.drawn.way,
                 f"{row.evaluations}",
-                _value(row.score, best),
-                f"{row.drawn.images_per_second:,.0f}"
-                if row.drawn.images_per_second >= 10
-                else f"{row.drawn.images_per_second:.2g}",
+                _value(row, best),
+                speed_text(row.drawn.images_per_second),
                 f"{row.parameters:,}",
             ]
             lines.append([run.record.name, *line] if len(runs) > 1 else line)
@@ -120,7 +128,8 @@ def in_progress(runs: Sequence[ObservedRun]) -> str:
     if not parts:
         return ""
     sentence = (
-        "The newest samples of what has not finished, as training drew them: they should sharpen from report to report."
+        "The newest samples of the stages that have not finished, as training drew them: while a stage runs, they "
+        "should sharpen from report to report."
     )
     return section("So far", sentence, f'<div class="beside">{"".join(parts)}</div>')
 
@@ -169,10 +178,25 @@ def _failure(stage: StageRecord) -> str:
     return paragraph(
         Html(
             f"<strong>{escape(stage.name)} failed at step {stage.step:,}</strong>: {escape(str(reason))}. "
-            f"Lower {html(code(f'{stage.name}.learning_rate'))} = {stage.spec.learning_rate:g}, set "
-            f"{html(code(f'{stage.name}.clip'))}, or use fp32; then train into a new folder."
+            f"Lower {html(code(f'{stage.name}.learning_rate'))} = {stage.spec.learning_rate:g}, set or "
+            f"lower {html(code(f'{stage.name}.clip'))}, or use a higher precision; then train into a new folder."
         ),
         "failure",
+    )
+
+
+def _unfinished(run: RunRecord, stage: StageRecord) -> str:
+    metrics = stage.folder / "metrics.jsonl"
+    written = ""
+    if metrics.is_file():
+        when = datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(" ", "seconds")
+        written = f" (its last numbers were written at {when})"
+    return paragraph(
+        Html(
+            f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is at work on it, "
+            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} goes on where it stopped."
+        ),
+        "progress",
     )
 
 
@@ -180,35 +204,31 @@ def _dotted(name: str, series: int) -> Html:
     return Html(f'<span class="dot" style="--series:var(--series-{series})"></span>{escape(name)}')
 
 
-def _value(score: Score | None, best: float | None) -> str | Html:
-    if score is None:
-        return Html('<span class="unmeasured">not measured</span>')
-    text = f"{score.value:.3g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}")
-    return Html(f'<span class="best">{text}</span>') if score.value == best else text
+def _value(row: Row, best: float | None) -> str | Html:
+    if row.score is None:
+        return Html(f'<span class="unmeasured">{value_text(row)}</span>')
+    return Html(f'<span class="best">{value_text(row)}</span>') if row.score.value == best else value_text(row)
 
 
 def _verdict(rows: Sequence[Row]) -> Html | str:
     """One sentence with the numbers that matter, as far as they are known."""
-    one_step = {row.stage.name: row for row in rows if row.drawn.way == "one step" and row.score is not None}
-    truncated = [row for row in one_step.values() if row.stage.spec.objective == "truncated"]
-    others = [row for row in one_step.values() if row.stage.spec.objective == "consistency"]
-    if len({row.run.folder for row in rows}) > 1 or not truncated or not others:
+    one_step = [row for row in rows if row.drawn.way == "one step" and row.score is not None]
+    if len({row.run.folder for row in rows}) > 1 or not one_step:
         return (
             "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
         )
-    ours, theirs = truncated[-1], others[-1]
-    assert ours.score is not None, "one_step holds measured rows only"
-    assert theirs.score is not None, "one_step holds measured rows only"
-    change = 1 - ours.score.value / theirs.score.value
-    word = "lower" if change >= 0 else "higher"
-    return Html(
-        f"With one evaluation, <strong>{escape(ours.stage.name)} reaches {ours.score.value:.3g}</strong> and "
-        f"{escape(theirs.stage.name)} {theirs.score.value:.3g}: {abs(change):.0%} {word}, and lower is better."
-    )
+    first, *others = [f"{escape(row.stage.name)} {value_text(row)}" for row in reversed(one_step)]
+    heun = [
+        f"{escape(row.stage.name)} {value_text(row)} with {row.evaluations}"
+        for row in rows
+        if row.drawn.way == "Heun" and row.score
+    ]
+    beside = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
+    return Html(f"The distance to the data with one evaluation: <strong>{first}</strong>{beside}. Lower is better.")
 
 
 def _conditions(scores: Sequence[Score]) -> list[str]:
-    speed = "Images/s were measured while this report was made, in batches of 64 where the model is small."
+    speed = "Images/s were measured while this report was made, in batches of 64 where the model is small enough."
     if not scores:
         return [paragraph(speed, "note")]
     one = scores[0]
@@ -216,7 +236,8 @@ def _conditions(scores: Sequence[Score]) -> list[str]:
     return [
         paragraph(
             f"{one.metric}: {one.count:,} samples against {one.reference}{reference}, detector {one.detector} "
-            f"{one.detector_hash[:8]}, {one.preprocessing}. {speed}",
+            f"{one.detector_hash[:8]}, {one.preprocessing}; one measurement each, so a small difference may be chance. "
+            f"{speed}",
             "note",
         )
     ]
@@ -234,7 +255,7 @@ def duration(seconds: float) -> str:
     """A length of time for people.
 
     >>> duration(42.4), duration(312), duration(9000), duration(200_000)
-    ('42 s', '5 min 12 s', '2 h 30 min', '2 d 8 h')
+    ('42 s', '5 min 12 s', '2 h 30 min', '2 d 7 h')
     """
     whole = round(seconds)
     if whole < 60:

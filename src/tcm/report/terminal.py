@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from tcm.errors import TcmError
-from tcm.report.headline import Row
+from tcm.report.headline import Row, best_value, speed_text, value_text
 
 UPPER_HALF = "▀"
 
@@ -40,24 +40,17 @@ def headline_table(rows: Sequence[Row]) -> Table:
     runs = {row.run.name for row in rows}
     scores = [row.score for row in rows if row.score is not None]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ["run"] * (len(runs) > 1) + ["stage", "sampling"]:
+    for name in ("run", "stage", "sampling") if len(runs) > 1 else ("stage", "sampling"):
         table.add_column(name)
-    for name in ("evaluations", scores[0].metric if scores else "distance", "images/s"):
+    for name in ("NFE", scores[0].metric if scores else "distance", "images/s"):
         table.add_column(name, justify="right")
-    best = min((score.value for row in rows if (score := row.score) and row.evaluations <= 2), default=None)
+    best = best_value(rows)
     for row in rows:
-        value = "not measured" if row.score is None else f"{row.score.value:.3g}"
-        cells = [
-            row.stage.name,
-            row.drawn.way,
-            f"{row.evaluations}",
-            value,
-            f"{row.drawn.images_per_second:,.3g}"
-            if row.drawn.images_per_second < 100
-            else f"{row.drawn.images_per_second:,.0f}",
-        ]
+        named = [row.run.name] if len(runs) > 1 else []
+        speed = speed_text(row.drawn.images_per_second)
+        cells = [row.stage.name, row.drawn.way, f"{row.evaluations}", value_text(row), speed]
         bold = "bold" if row.score is not None and row.score.value == best else ""
-        table.add_row(*([row.run.name] * (len(runs) > 1)), *cells, style=bold)
+        table.add_row(*named, *cells, style=bold)
     return table
 
 

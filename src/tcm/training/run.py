@@ -68,8 +68,8 @@ class Run:
         with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
             with self.processes.agreeing():
                 self._check_processes()
-                _check_recipe(self.recipe, self.folder, self.processes)
-                init = _recorded_init(self.settings.init, self.folder, self.processes)
+                _check_recipe(self.recipe, self.folder)
+                init = _noted_init(self.settings.init, self.folder)
                 dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
                 classes = _check_data(self.recipe, dataset)
             done: dict[str, Path] = {}
@@ -78,6 +78,8 @@ class Run:
                     card = card_of(self.recipe, name, dataset.shape, classes)
                     with self.processes.agreeing():
                         models = stage_models(self.recipe, name, card, Sources(done, init))
+                        if self.processes.first:
+                            _note(self.folder, self.recipe, init)
                     if not self._train_stage(name, folder, dataset, card, models, stop):
                         return False
                 done[name] = folder / "model"
@@ -192,33 +194,32 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
         raise TcmError(f"{run} cannot be a run's folder ({error.strerror}); choose another --run") from error
 
 
-def _check_recipe(recipe: Recipe, run: Path, processes: Processes) -> None:
-    """Write the recipe of a new run; an existing run goes on only with its own."""
+def _check_recipe(recipe: Recipe, run: Path) -> None:
+    """An existing run goes on only with its own recipe."""
     path = run / RECIPE_FILE
-    if path.exists():
-        differing = differences(resolve(str(path)), recipe)
-        if differing:
-            remedy = "use the run's own recipe or another --run"
-            raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
-    elif processes.first:
-        with disk_errors(path), atomic_write(path) as file:
-            file.write(to_toml(recipe).encode())
+    differing = differences(resolve(str(path)), recipe) if path.exists() else []
+    if differing:
+        remedy = "use the run's own recipe or another --run"
+        raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
 
 
-def _recorded_init(given: str | None, run: Path, processes: Processes) -> str | None:
+def _noted_init(given: str | None, run: Path) -> str | None:
     """The model that the run starts from: noted when it is given first, so that a resumed run needs no --init."""
-    path = run / INIT_FILE
     if given is not None and Path(given).is_dir():
         given = str(Path(given).absolute())
-    if not path.exists():
-        if given is not None and processes.first:
-            with disk_errors(path), atomic_write(path) as file:
-                file.write(given.encode())
-        return given
-    noted = path.read_text("utf-8")
+    path = run / INIT_FILE
+    noted = path.read_text("utf-8") if path.exists() else given
     if given not in (None, noted):
         raise TcmError(f"{run} was begun with --init {noted} and not {given}; leave --init out or use another --run")
     return noted
+
+
+def _note(run: Path, recipe: Recipe, init: str | None) -> None:
+    """Write down what the run is, once all has been found to fit."""
+    for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
+        if text is not None and not (run / name).exists():
+            with disk_errors(run / name), atomic_write(run / name) as file:
+                file.write(text.encode())
 
 
 def _check_data(recipe: Recipe, dataset: Dataset) -> int:

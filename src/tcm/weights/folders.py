@@ -25,8 +25,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def publish(aside: Path, path: Path) -> None:
     """Bring the folder `aside` to the disk and rename it to `path`, in place of what is there."""
-    for file in [*aside.rglob("*"), aside]:
+    for file in aside.rglob("*"):
+        file.chmod(0o755 if file.is_dir() else 0o644)
         _sync(file)
+    _sync(aside)
     if path.exists():
         old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         path.rename(old / "old")

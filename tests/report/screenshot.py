@@ -1,0 +1,23 @@
+"""The README's picture: `python tests/report/screenshot.py runs/digits/report.html docs/images/report.png [HEIGHT]`."""
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+from test_browser import CHROMIUM, FLAGS
+
+
+def shoot(report: Path, picture: Path, height: int, scheme: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme=scheme)
+        page.goto(report.resolve().as_uri())
+        page.screenshot(path=picture)
+        browser.close()
+
+
+if __name__ == "__main__":
+    source, target, *rest = sys.argv[1:]
+    shoot(
+        Path(source), Path(target), int(rest[0]) if rest else 1080, "dark" if "dark" in Path(target).stem else "light"
+    )

@@ -1,0 +1,76 @@
+"""The pictures are the model's own samples."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tcm.data import to_uint8
+from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise, spread_classes
+from tcm.report.runs import read_run
+from tcm.weights import Model
+
+
+def _model(run: Path) -> Model:
+    return Model.load(run / "3-truncated" / "model")
+
+
+def test_a_path_ends_where_sampling_ends(fair_run: Path) -> None:
+    model = _model(fair_run)
+    for steps in (1, 2, 4):
+        path = path_from_noise(model, steps)
+        labels = spread_classes(10, PATHS)
+        expected = to_uint8(model.sample(seeds=range(PATHS), labels=labels, steps=steps))
+        assert torch.equal(path.outputs[-1], expected)
+        assert len(path.outputs) == len(path.inputs) == len(path.times) == steps
+
+
+def test_interpolations_begin_and_end_at_samples(fair_run: Path) -> None:
+    model = _model(fair_run)
+    strips = interpolate(model)
+    labels = spread_classes(10, STRIPS)
+    first = to_uint8(model.sample(seeds=range(0, 2 * STRIPS, 2), labels=labels))
+    last = to_uint8(model.sample(seeds=range(1, 2 * STRIPS, 2), labels=labels))
+    assert int((strips[:, 0].int() - first.int()).abs().max()) <= 1
+    assert int((strips[:, -1].int() - last.int()).abs().max()) <= 1
+    assert not torch.equal(first, last)
+
+
+def test_every_stage_is_drawn_from_the_same_seeds(fair_run: Path) -> None:
+    observed = observe_run(read_run(fair_run))
+    assert [(one.stage.name, drawn.way) for one in observed.drawings for drawn in one.drawn] == [
+        ("diffusion", "Heun"),
+        ("consistency", "one step"),
+        ("consistency", "two steps"),
+        ("continued", "one step"),
+        ("continued", "two steps"),
+        ("truncated", "one step"),
+        ("truncated", "two steps"),
+    ]
+    expected = _model(fair_run).sample(seeds=range(COLUMNS), labels=spread_classes(10, COLUMNS), steps=2)
+    assert torch.equal(observed.drawings[-1].drawn[-1].images, to_uint8(expected))
+    assert observed.showpiece is not None
+    assert observed.showpiece.stage.name == "truncated"
+    assert observed.showpiece.per_class is not None
+    assert observed.showpiece.per_class.shape == (10, 10, 1, 8, 8)
+
+
+def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(fair_run, tmp_path / "run")
+    weights = tmp_path / "run" / "3-truncated" / "model" / "model.safetensors"
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(weights).items()}, weights)
+    observed = observe_run(read_run(tmp_path / "run"))
+    assert "NaN" in str(observed.drawings[-1].problem)
+    assert observed.drawings[0].problem is None
+    assert observed.showpiece is None
+
+
+def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path) -> None:
+    run = read_run(fair_run)
+    ends_early = replace(run.stages[1], spec=run.stages[1].spec.model_copy(update={"t_high": 1.0}))
+    observed = observe_run(replace(run, stages=[run.stages[0], ends_early]))
+    assert observed.drawings[1].drawn == ()
+    assert observed.showpiece is not None
+    assert observed.showpiece.stage.name == "diffusion"

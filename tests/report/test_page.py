@@ -1,0 +1,159 @@
+"""`tcm report` for runs of all kinds: one file that holds everything and points nowhere."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tcm.cli.main import app
+from tcm.evaluation.scores import read_scores
+
+ALL = [
+    "Results",
+    "Same seeds",
+    "Each class",
+    "From noise to image",
+    "The trade-off",
+    "Stability",
+    "Loss by noise level",
+    "Between two noises",
+    "Is it memorising?",
+    "How it was made",
+]
+
+
+class Page(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
+        self._in_heading = False
+        self.source = path.read_text("utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._in_heading = tag == "h2"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", re.sub(r"<(style|svg).*?</\1>|<[^>]+>", " ", self.source, flags=re.S))
+
+
+def report(*arguments: str | Path) -> Page:
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    where = Path(result.stdout.strip().removeprefix("report: "))
+    return check(Page(where))
+
+
+def check(page: Page) -> Page:
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert not {"script", "iframe", "object", "embed"} & {tag for tag, _ in page.elements}
+    for tag, attributes in page.elements:
+        for name in ("src", "href"):
+            assert name not in attributes or str(attributes[name]).startswith(("data:", "#")), (tag, attributes)
+        if tag == "img":
+            assert "alt" in attributes
+            assert str(attributes["src"]).startswith("data:image/png;base64,")
+    assert not re.search(r"@import|url\((?!#)", page.source)
+    assert [tag for tag, _ in page.elements].count("h1") == 1
+    return page
+
+
+def test_finished_run(fair_run: Path) -> None:
+    page = report(fair_run)
+    assert page.headings == ALL
+    for score in read_scores(fair_run / "scores.jsonl"):
+        if score.sampling:
+            assert f"{int(score.value):,}" in page.text
+    assert page.text.count("not measured") == 3
+    assert "The distance to the data with one evaluation: truncated" in page.text
+
+
+def test_run_without_scores_or_data(fair_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    (run / "scores.jsonl").unlink()
+    recipe = (run / "recipe.toml").read_text().replace('path = "digits"', 'path = "/nowhere/digits"')
+    (run / "recipe.toml").write_text(recipe)
+    page = report(run, "--out", tmp_path / "deep" / "er" / "report.html")
+    assert page.text.count("not measured") == 7 + 1
+    assert "tcm eval" in page.text
+    assert "there is no file or folder /nowhere/digits" in page.text
+
+
+def test_run_in_progress(fair_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    shutil.rmtree(run / "3-truncated")
+    shutil.rmtree(run / "2-continued" / "model")
+    page = report(run)
+    assert "step 4 of 4" in page.text
+    assert "not begun" in page.text
+    assert f"tcm train {run}" in page.text
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty stage", "an empty metrics file"])
+def test_run_that_has_hardly_begun(fair_run: Path, tmp_path: Path, left: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(fair_run / "recipe.toml", run)
+    if left != "nothing":
+        (run / "0-diffusion").mkdir()
+    if left == "an empty metrics file":
+        (run / "0-diffusion" / "metrics.jsonl").touch()
+    page = report(run)
+    assert page.headings == ["Results", "The trade-off", "How it was made"]
+    assert "No stage has finished" in page.text
+
+
+def test_failed_run(failed_run: Path) -> None:
+    page = report(failed_run)
+    assert "consistency failed at step" in page.text
+    assert "learning_rate = 1e+30" in re.sub(r"\s+=", " =", page.text)
+    assert "Same seeds" in page.headings
+    assert "Between two noises" not in page.headings
+
+
+def test_other_images_without_classes_and_a_strange_name(colour_run: Path) -> None:
+    page = report(colour_run)
+    assert page.headings == [
+        "Results",
+        "Same seeds",
+        "The trade-off",
+        "Loss by noise level",
+        "Is it memorising?",
+        "How it was made",
+    ]
+    assert "<h1>&lt;colour&gt; &amp; run</h1>" in page.source
+
+
+def test_runs_side_by_side(fair_run: Path, failed_run: Path, colour_run: Path, tmp_path: Path) -> None:
+    page = report(fair_run, failed_run, colour_run, "--out", tmp_path / "all.html")
+    assert str(fair_run) in page.headings, "two folders are called run, so all go by their paths"
+    assert "What differs" in page.headings
+    assert "consistency.learning_rate" in page.text
+    assert set(ALL) <= set(page.headings)
+
+
+def test_twice_the_same_pictures(fair_run: Path, tmp_path: Path) -> None:
+    first, second = (report(fair_run, "--out", tmp_path / f"{name}.html") for name in "ab")
+    pictures = [[a["src"] for tag, a in page.elements if tag == "img"] for page in (first, second)]
+    assert pictures[0] == pictures[1]
+
+
+def test_no_run(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert "holds no recipe.toml" in str(result.exception)
