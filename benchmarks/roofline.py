@@ -1,2 +1,5 @@
 TITLE = ""
-def measure(settings): return []
+
+
+def measure(settings):
+    return []

@@ -15,7 +15,10 @@ def measure(settings: Settings) -> list[Row]:
     rows = []
     for case, rounds in ((ddpmpp(settings), 4), (small(settings), 5)):
         times = interleave(settings, {stage: steps(case, stage) for stage in STAGES}, rounds)
-        rows += [seconds(f"{case.size}: stage 1", times["consistency"]), seconds(f"{case.size}: stage 2", times["truncated"])]
+        rows += [
+            seconds(f"{case.size}: stage 1", times["consistency"]),
+            seconds(f"{case.size}: stage 2", times["truncated"]),
+        ]
         rows.append(ratio(f"{case.size}: stage 2 / stage 1", times["truncated"], times["consistency"], "≤ 1.03"))
         rows += memory(case)
     return rows
