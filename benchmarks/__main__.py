@@ -57,7 +57,7 @@ def table(title: str, rows: list[Row]) -> Table:
     out = Table(title=title, title_justify="left")
     for column in ("", "median", "lowest", "highest", "goal"):
         out.add_column(column, justify="left" if column in ("", "goal") else "right")
-    for row in rows:
+    for row in (row for row in rows if not row.detail):
         ends = ["" if end is None else number(end) for end in (row.low, row.high)]
         out.add_row(row.what, f"{number(row.value)} {row.unit}", *ends, row.goal)
     return out

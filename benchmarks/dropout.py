@@ -47,8 +47,6 @@ def dropping(case: Case, kind: str) -> Callable[[], object]:
 
 
 def peak(case: Case, kind: str) -> float:
-    """Peak bytes of a process that makes two steps."""
-    step = dropping(case, kind)
-    step()
-    step()
+    """Peak bytes of a process that makes a step."""
+    dropping(case, kind)()
     return peak_bytes()

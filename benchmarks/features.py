@@ -18,7 +18,7 @@ SCRIPT_BATCHES = (2, 4, 8)
 
 
 def measure(settings: Settings) -> list[Row]:
-    count = 8 if settings.quick else 16
+    count = 4 if settings.quick else 8
     pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     script = torch.jit.freeze(torch.jit.load(str(published.inception_file())).eval())
     detector, half = load_detector("inception"), load_detector("inception", precision="bf16")

@@ -44,6 +44,8 @@ class Row:
     low: float | None = None
     high: float | None = None
     goal: str = ""
+    detail: bool = False
+    """Too much for a table: in the JSON alone."""
 
 
 Times = dict[str, list[float]]
@@ -131,7 +133,7 @@ def write_page() -> None:
         found = json.loads(file.read_text())
         parts.append(f"### `{file.stem}`: {found['title']}\n\n{_conditions(found)}\n")
         parts.append("| | median | lowest to highest | goal |\n|---|---:|---:|---|")
-        parts[-1] += "".join("\n" + _line(Row(**row)) for row in found["rows"]) + "\n"
+        parts[-1] += "".join("\n" + _line(Row(**row)) for row in found["rows"] if not row["detail"]) + "\n"
     page = PAGE.read_text()
     head, tail = page.split(BEGIN)[0], page.split(END)[1]
     PAGE.write_text(head + "\n".join([*parts, END]) + tail)

@@ -67,8 +67,8 @@ def step_speed(settings: Settings, recipe_name: str, batch: int) -> float:
 
 
 def rate(settings: Settings, run: Callable[[], int]) -> float:
-    """Images per second of a run that returns how many images it took, over three seconds."""
+    """Images per second of a run that returns how many images it took, over two seconds."""
     started, images = settings.now(), 0
-    while settings.now() - started < (0.5 if settings.quick else 3.0):
+    while settings.now() - started < (0.5 if settings.quick else 2.0):
         images += run()
     return images / (settings.now() - started)

@@ -13,7 +13,7 @@ TITLE = "optimiser and averages at 55.7 M parameters"
 
 def measure(settings: Settings) -> list[Row]:
     case = ddpmpp(settings)
-    step = interleave(settings, {"step": steps(case, "consistency")}, 2)["step"]
+    step = interleave(settings, {"step": steps(case, "consistency")}, 1)["step"]
     training = trainer(case.recipe(), "consistency")
     parameters = list(training.student.parameters())
     for parameter in parameters:

@@ -17,7 +17,7 @@ TITLE = "what the trainer adds to forward, backward and optimiser"
 
 def measure(settings: Settings) -> list[Row]:
     rows = []
-    for case, rounds in ((ddpmpp(settings), 2), (small(settings), 4)):
+    for case, rounds in ((ddpmpp(settings), 2), (small(settings), 3)):
         times = parts(settings, case, rounds)
         added = [name for name in times if name not in ("whole", "bare")]
         rows.append(ratio(f"{case.size}: whole step / bare step", times["whole"], times["bare"]))

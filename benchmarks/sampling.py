@@ -14,8 +14,8 @@ TITLE = "one-step sampling against the bare network's forward pass"
 
 def measure(settings: Settings) -> list[Row]:
     rows = []
-    for case, images, rounds in ((ddpmpp(settings), 16, 3), (small(settings), 256, 3)):
-        images = images // 8 if settings.quick else images
+    for case, images, rounds in ((ddpmpp(settings), 8, 3), (small(settings), 128, 3)):
+        images = images // 4 if settings.quick else images
         model = fresh(case)
         batch = min(images, sampling_batch(model))
         times = interleave(settings, runs(model, images, batch), rounds)

@@ -195,15 +195,22 @@ class FourierFeatures(nn.Module):
         return sqrt(2) * torch.cos(torch.outer(c_noise, self.freqs) + self.phases)
 
 
-def normalize(x: Tensor, dims: tuple[int, ...], eps: float = 1e-4) -> Tensor:
-    """x divided by its root mean square over `dims`."""
+def magnitude(x: Tensor, dims: tuple[int, ...], eps: float = 1e-4) -> Tensor:
+    """The root mean square of x over `dims`, in float32 and a little above zero."""
     norm = torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32)
-    return x / torch.add(eps, norm, alpha=1 / sqrt(prod([x.shape[dim] for dim in dims]))).to(x.dtype)
+    return torch.add(eps, norm, alpha=1 / sqrt(prod([x.shape[dim] for dim in dims])))
+
+
+def normalize(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """x divided by its root mean square over `dims`."""
+    return x * (1 / magnitude(x, dims)).to(x.dtype)
 
 
 def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:
     """The weight that a layer computes with: each output's row normalised to length `gain`."""
-    return normalize(weight, dims=tuple(range(1, weight.ndim))) * (gain / sqrt(weight[0].numel()))
+    # One factor per row: one pass over the weight instead of two, and no division in the backward pass.
+    scale = gain / (magnitude(weight, tuple(range(1, weight.ndim))) * sqrt(weight[0].numel()))
+    return weight * scale.to(weight.dtype)
 
 
 def mp_silu(x: Tensor) -> Tensor:
