@@ -1,4 +1,3 @@
-<<<<<<< .merge_file_4WoQnB
 """How near the networks come to the machine's peak, layer by layer, and what the rest of the time goes to."""
 
 from collections import defaultdict
@@ -143,10 +142,3 @@ def by_level(
         Row(f"{name}: blocks of level {level}, forward, of the peak", 100 * flops / seconds / peak, "%")
         for level, (flops, seconds) in sorted(levels.items())
     ]
-=======
-TITLE = ""
-
-
-def measure(settings):
-    return []
->>>>>>> .merge_file_Jfb2YL

@@ -1,4 +1,3 @@
-<<<<<<< .merge_file_mqCiv1
 """Two processes of one thread against one, and the cost model behind `tcm recipes` against what a step really takes."""
 
 import json
@@ -124,10 +123,3 @@ def extrapolation() -> list[Row]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     worker(Settings(quick="--quick" in sys.argv))
-=======
-TITLE = ""
-
-
-def measure(settings):
-    return []
->>>>>>> .merge_file_oFOmDJ
