@@ -19,7 +19,7 @@ from tcm.evaluation.evaluate import evaluate, evaluate_model
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import Reference, observe, published_reference, reference_of
-from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times, quantise
+from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times, quantise, sampling_batch
 
 ME = Subject("me", "0" * 64)
 
@@ -142,6 +142,16 @@ def test_samples_depend_on_the_seed_alone(kind: str, sampling: Sampling) -> None
     assert torch.equal(whole, parts)
     assert torch.equal(whole[13:14], alone)
     assert len({image.numpy().tobytes() for image in whole}) == 20
+
+
+def test_a_batch_fits_into_the_memory_limit() -> None:
+    """Twice the memory, twice the images; never none, never without end."""
+    model = make_model()
+    few, more = (sampling_batch(model, megabytes * 1_000_000) for megabytes in (5, 10))
+    assert 2 * few <= more <= 2 * few + 1
+    assert sampling_batch(model, 0) == 1
+    assert sampling_batch(model, 10**15) == 256
+    assert 1 <= sampling_batch(model) <= 256
 
 
 def test_a_models_score_names_its_sampling(reference: Reference) -> None:
