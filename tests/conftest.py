@@ -1,6 +1,7 @@
 """What all tests share: one thread, no timed properties, the golden files."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from torch import Tensor
 settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tcm")
 torch.set_num_threads(1)
+# The processes that tests start compute with one thread too: the networks are tiny, and two threads would only wait.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:

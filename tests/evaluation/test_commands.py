@@ -155,7 +155,7 @@ def test_sampling_options_that_cannot_be(models: Path) -> None:
         (["--times", "10,0.5"], "lies below 1"),
         (["--class", 10], "between 0 and 9"),
         (["--out", "samples.gif"], "unknown ending"),
-        (["--device", "abacus"], "not usable here"),
+        (["--device", "abacus"], "not a device"),
         (["--seeds", "5-1"], "backwards"),
     ):
         with pytest.raises(TcmError, match=message):

@@ -38,10 +38,14 @@ def kernel_distance(features: Tensor, reference: Tensor, subsets: int = 100, siz
     for _ in range(subsets):
         x = features[torch.randperm(len(features), generator=generator)[:size]].double()
         y = reference[torch.randperm(len(reference), generator=generator)[:size]].double()
-        within = sum((_kernel(z, z).sum() - _kernel(z, z).diagonal().sum()) / (size * (size - 1)) for z in (x, y))
-        values.append(within - 2 * _kernel(x, y).mean())
+        values.append(_mean_off_diagonal(x) + _mean_off_diagonal(y) - 2 * _kernel(x, y).mean())
     together = torch.stack(values)
     return Spread(float(together.mean()), float(together.std(correction=0)))
+
+
+def _mean_off_diagonal(x: Tensor) -> Tensor:
+    values = _kernel(x, x)
+    return (values.sum() - values.diagonal().sum()) / (len(x) * (len(x) - 1))
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:

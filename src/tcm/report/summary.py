@@ -217,7 +217,7 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
         return (
             "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
         )
-    first, *others = [f"{escape(row.stage.name)} {value_text(row)}" for row in reversed(one_step)]
+    first, *others = [f"{escape(row.stage.name)} {value_text(row)}" for row in sorted(one_step, key=_score_value)]
     heun = [
         f"{escape(row.stage.name)} {value_text(row)} with {row.evaluations}"
         for row in rows
@@ -225,6 +225,10 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
     ]
     beside = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
     return Html(f"The distance to the data with one evaluation: <strong>{first}</strong>{beside}. Lower is better.")
+
+
+def _score_value(row: Row) -> float:
+    return float("inf") if row.score is None else row.score.value
 
 
 def _conditions(scores: Sequence[Score]) -> list[str]:
