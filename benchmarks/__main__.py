@@ -29,7 +29,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="small batches and few rounds: a trial, not a result")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; nothing is written")
     parser.add_argument(
         "--cpu-time", action="store_true", help="count CPU seconds (with one thread): steady on a busy machine"
     )
@@ -49,7 +49,8 @@ def main() -> None:
         started = time.perf_counter()
         rows = measure(settings)
         took = time.perf_counter() - started
-        save(name, title, rows, settings, took)
+        if not settings.quick:
+            save(name, title, rows, settings, took)
         console.print(table(f"{name}, {torch.get_num_threads()} threads, {took:.0f} s", rows))
 
 

@@ -141,11 +141,7 @@ def write_page() -> None:
 
 def _conditions(found: dict[str, Any]) -> str:
     clock = "CPU time" if found["settings"]["cpu_time"] else "wall-clock time"
-    quick = ", small sizes and few rounds (`--quick`)" if found["settings"]["quick"] else ""
-    return (
-        f"{found['machine']}; {found['threads']} threads, {clock}{quick}, load {found['load']}; "
-        f"took {found['seconds']} s."
-    )
+    return f"{found['machine']}; {found['threads']} threads, {clock}, load {found['load']}; took {found['seconds']} s."
 
 
 def _line(row: Row) -> str:
