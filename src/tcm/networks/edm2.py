@@ -215,12 +215,12 @@ def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:
 
 def mp_silu(x: Tensor) -> Tensor:
     """silu(x)/0.596, which keeps the magnitude of a normal x (EDM2 Eq. 81)."""
-    return F.silu(x) / 0.596
+    return F.silu(x).mul_(1 / 0.596)
 
 
 def mp_sum(a: Tensor, b: Tensor, t: float) -> Tensor:
     """((1 − t) a + t b)/√((1 − t)² + t²) (EDM2 Eq. 88)."""
-    return torch.lerp(a, b, t) / sqrt((1 - t) ** 2 + t**2)
+    return torch.lerp(a, b, t).mul_(1 / sqrt((1 - t) ** 2 + t**2))
 
 
 def mp_cat(a: Tensor, b: Tensor, t: float) -> Tensor:
