@@ -9,7 +9,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import dropout, features, loader, optimizer, overhead, precision, roofline, sampling, scaling, stages
+from benchmarks import (
+    dropout,
+    features,
+    loader,
+    optimizer,
+    overhead,
+    pieces,
+    precision,
+    roofline,
+    sampling,
+    scaling,
+    stages,
+)
 from benchmarks.harness import Row, Settings, number, save
 
 BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
@@ -19,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "dropout": (dropout.TITLE, dropout.measure),
     "optimizer": (optimizer.TITLE, optimizer.measure),
     "roofline": (roofline.TITLE, roofline.measure),
+    "pieces": (pieces.TITLE, pieces.measure),
     "sampling": (sampling.TITLE, sampling.measure),
     "scaling": (scaling.TITLE, scaling.measure),
     "loader": (loader.TITLE, loader.measure),

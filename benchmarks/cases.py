@@ -44,7 +44,7 @@ class Case:
 def ddpmpp(settings: Settings) -> Case:
     """The paper's DDPM++ for CIFAR-10: 55.7 M parameters, dropout 0.2."""
     if settings.quick:
-        return Case("DDPM++ of 32 channels", "cifar10", 4, channels=32)
+        return Case("DDPM++ of 32 channels", "cifar10", 8, channels=32)
     return Case("DDPM++", "cifar10", 8, channels=128)
 
 

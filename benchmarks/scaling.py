@@ -4,48 +4,54 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.cases import Case, images, small, trainer
-from benchmarks.harness import Row, Settings, in_fresh_process, peak_bytes, spread
+from benchmarks.cases import Case, ddpmpp, images, small, trainer
+from benchmarks.harness import Row, Settings, Times, in_fresh_process, interleave, peak_bytes, ratio, spread
 from benchmarks.roofline import peak_flops
 from benchmarks.stages import peak, steps
 from tcm.recipes.cost import estimate, scaling
 from tcm.recipes.resolve import resolve
-from tcm.training.processes import join
+from tcm.training.processes import Processes, join
 
 TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"
-STEPS = 2
+ROUNDS = {ddpmpp: 2, small: 5}
 
 
 def measure(settings: Settings) -> list[Row]:
-    case = small(settings)
-    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
-    for _ in range(settings.rounds(2)):
-        for count, results in found.items():
-            results.append(start(count, settings))
-    one, two = ([result["seconds"] for result in results] for results in found.values())
-    rows = [
-        spread(f"{case.size}: steps/s, 1 process of 1 thread", [1 / value for value in one], "steps/s"),
-        spread(f"{case.size}: steps/s, 2 processes of 1 thread", [1 / value for value in two], "steps/s"),
-        spread(
-            f"{case.size}: efficiency of 2 processes",
-            [a / (2 * b) for a, b in zip(one, two, strict=True)],
-            "",
-            "≥ 0.9 at the same whole batch",
-        ),
-    ]
-    return rows + predictions(settings, case, found[2][0]["bytes"]) + extrapolation()
+    rows, found = [], start(settings)
+    for case, result in zip(cases(settings), found, strict=True):
+        times: Times = result["times"]
+        one, two, apart = times["one"], times["two"], times["apart"]
+        rows += [
+            spread(f"{case.size}: 1 process of 1 thread", [1 / value for value in one], "steps/s"),
+            spread(f"{case.size}: 2 processes of 1 thread", [1 / value for value in two], "steps/s"),
+            spread(
+                f"{case.size}: efficiency of 2 processes",
+                [a / (2 * b) for a, b in zip(one, two, strict=True)],
+                "",
+                "≥ 0.9 at the same whole batch",
+            ),
+            ratio(f"{case.size}: 2 processes / 2 that exchange nothing, time", two, apart),
+        ]
+        rows += predictions(settings, case, result["bytes"])
+    return rows + extrapolation()
 
 
-def start(count: int, settings: Settings) -> dict[str, float]:
-    """Run this module in `count` processes of one thread; the first one's figures."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+def cases(settings: Settings) -> list[Case]:
+    return [case(settings) for case in ROUNDS]
+
+
+def start(settings: Settings) -> list[dict[str, Any]]:
+    """Run this module in two processes of one thread; the first one's figures, for each case."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "--", "benchmarks.scaling", *(["--quick"] if settings.quick else [])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     out = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -53,29 +59,47 @@ def start(count: int, settings: Settings) -> dict[str, float]:
 
 
 def worker(settings: Settings) -> None:
-    """Time the steps of stage 1 and count the bytes that this process gives into the exchange of gradients."""
-    case, recipe = small(settings), small(settings).recipe()
+    """Print the times of both processes' steps, by turns, and the bytes that one gives into a step's exchange."""
     with join("cpu") as processes:
-        training, batches = trainer(recipe, "consistency", processes), images(recipe, "consistency", processes)
-        exchanged = 0
-
-        def counting(state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            nonlocal exchanged
-            exchanged += bucket.buffer().nbytes
-            return allreduce_hook(None, bucket)
-
-        if isinstance(training.loss, DistributedDataParallel):
-            training.loss.register_comm_hook(None, counting)
-        training.step(0, next(batches))
-        exchanged = 0
-        processes.wait()
-        started = time.perf_counter()
-        for step in range(1, STEPS + 1):
-            training.step(step, next(batches))
-        processes.wait()
+        found = [contest(settings, case(settings), processes, rounds) for case, rounds in ROUNDS.items()]
         if processes.first:
-            seconds = (time.perf_counter() - started) / STEPS
-            print(json.dumps({"seconds": seconds, "bytes": exchanged / STEPS, "batch": case.batch}))
+            print(json.dumps(found))
+
+
+def contest(settings: Settings, case: Case, processes: Processes, rounds: int) -> dict[str, Any]:
+    """Steps of stage 1 by the first process alone, by both, and by both with half the batch and no exchange."""
+    recipe, exchanged, calls = case.recipe(), 0, 0
+    training, batches = trainer(recipe, "consistency", processes), images(recipe, "consistency", processes)
+
+    def counting(state: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        nonlocal exchanged
+        exchanged += bucket.buffer().nbytes
+        return allreduce_hook(None, bucket)
+
+    assert isinstance(training.loss, DistributedDataParallel)
+    training.loss.register_comm_hook(None, counting)
+
+    def shared() -> None:
+        nonlocal calls
+        loaded = next(batches)
+        training.step(loaded.step, loaded)
+        calls += 1
+
+    alone, half = steps(case, "consistency"), steps(replace(case, batch=case.batch // 2), "consistency")
+    runs = {"one": alone if processes.first else lambda: None, "two": shared, "apart": half}
+    times = interleave(settings, {name: together(processes, run) for name, run in runs.items()}, rounds)
+    return {"times": times, "bytes": exchanged / calls}
+
+
+def together(processes: Processes, run: Callable[[], object]) -> Callable[[], object]:
+    """The run, from when all processes are ready until all have done it."""
+
+    def waiting() -> None:
+        processes.wait()
+        run()
+        processes.wait()
+
+    return waiting
 
 
 def predictions(settings: Settings, case: Case, exchanged: float) -> list[Row]:

@@ -1,6 +1,7 @@
 """The processes that share a run: torch's own engine, from one process to many nodes."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,7 +80,10 @@ def join(device: str | None = None) -> Iterator[Processes]:
         everyone = Processes(torch.device("cpu"), dist.get_rank(), dist.get_world_size())
         with everyone.agreeing():
             here = _device(device, int(os.environ["LOCAL_RANK"]))
-        yield replace(everyone, device=here)
+        with warnings.catch_warnings():
+            # Some gradients of 1×1 convolutions come with other strides, and DDP copies them: a few kilobytes a step.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+            yield replace(everyone, device=here)
     finally:
         dist.destroy_process_group()
 
