@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    compiling,
     dropout,
     features,
     loader,
@@ -36,12 +37,20 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "scaling": (scaling.TITLE, scaling.measure),
     "loader": (loader.TITLE, loader.measure),
     "features": (features.TITLE, features.measure),
+    "compiling": (compiling.TITLE, compiling.measure),
 }
+BY_NAME_ONLY = ("compiling",)
+"""The C++ compiler takes ten minutes."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"some of {', '.join(BENCHMARKS)}; all but {', '.join(BY_NAME_ONLY)} by default",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; nothing is written")
     parser.add_argument(
         "--cpu-time", action="store_true", help="count CPU seconds (with one thread): steady on a busy machine"
@@ -56,7 +65,7 @@ def main() -> None:
     console = Console(highlight=False)
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         console.print(f"[yellow]the machine is busy (load {os.getloadavg()[0]:.1f}): ratios alone mean something")
-    for name in arguments.names or BENCHMARKS:
+    for name in arguments.names or [name for name in BENCHMARKS if name not in BY_NAME_ONLY]:
         title, measure = BENCHMARKS[name]
         console.print(f"{name}: {title} …")
         started = time.perf_counter()

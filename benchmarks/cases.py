@@ -74,11 +74,16 @@ def trainer(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Trainer
     )
 
 
-def images(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Iterator[LoadedBatch]:
-    """Batches of random images in memory."""
+def batches(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Batches:
+    """Random images in memory."""
     assert recipe.image_shape is not None
     rng = np.random.default_rng(0)
     labels = Labels.of(rng.integers(0, recipe.classes, 2000), "random") if recipe.classes else None
     dataset = ArrayDataset(rng.integers(0, 256, (2000, *recipe.image_shape), dtype=np.uint8), labels)
-    batch, share = recipe.stages[stage].batch, (processes.rank, processes.count)
-    return Batches(dataset, seed=0, batch=batch, flip=True, rank=share[0], world=share[1]).starting_at(0)
+    share = (processes.rank, processes.count)
+    return Batches(dataset, seed=0, batch=recipe.stages[stage].batch, flip=True, rank=share[0], world=share[1])
+
+
+def images(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Iterator[LoadedBatch]:
+    """Batches of random images, from the first step on."""
+    return batches(recipe, stage, processes).starting_at(0)

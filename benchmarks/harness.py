@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -52,10 +53,10 @@ Times = dict[str, list[float]]
 
 
 def interleave(settings: Settings, runs: dict[str, Callable[[], object]], rounds: int, warm: int = 1) -> Times:
-    """Seconds of each run, ABAB…: whatever else slows the machine down meets all of them alike."""
+    """Seconds of each run, ABBA…: whatever else slows the machine down meets all of them alike."""
     found: Times = {name: [] for name in runs}
     for turn in range(warm + settings.rounds(rounds)):
-        for name, run in runs.items():
+        for name, run in list(runs.items())[:: 1 if turn % 2 else -1]:
             started = settings.now()
             run()
             if turn >= warm:
@@ -73,8 +74,8 @@ def ratio(what: str, above: list[float], below: list[float], goal: str = "") -> 
 
 
 def share(what: str, part: list[float], whole: list[float], goal: str = "") -> Row:
-    whole_time = statistics.median(whole)
-    return spread(what, [100 * value / whole_time for value in part], "%", goal)
+    """The median of the shares within each round."""
+    return spread(what, [100 * a / b for a, b in zip(part, whole, strict=True)], "%", goal)
 
 
 def spread(what: str, values: list[float], unit: str, goal: str = "") -> Row:
@@ -84,8 +85,10 @@ def spread(what: str, values: list[float], unit: str, goal: str = "") -> Row:
 def in_fresh_process(run: Callable[..., float], *arguments: object) -> float:
     """The result of `run` in a new process, which holds nothing from before."""
     # With a fixed threshold, glibc gives every large tensor back when it is freed: what is held is what is needed.
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with (
+        patch.dict(os.environ, {"MALLOC_MMAP_THRESHOLD_": "65536"}),
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
         return pool.submit(run, *arguments).result()
 
 

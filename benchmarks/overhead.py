@@ -1,63 +1,124 @@
-"""What the trainer adds around forward, backward and optimiser: data, times, noise, masks, norm, guard, averages."""
+"""What the training loop adds around forward, backward and optimiser, measured within the same steps."""
 
+import io
 import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
+from rich.console import Console
 
-from benchmarks.cases import Case, ddpmpp, images, small, trainer
-from benchmarks.harness import Row, Settings, Times, interleave, ratio, share
+from benchmarks.cases import Case, batches, ddpmpp, images, small, trainer
+from benchmarks.harness import Row, Settings, Times, interleave, share, spread
 from tcm.data.pixels import to_float
 from tcm.method.objectives import Batch, Consistency
 from tcm.method.streams import SampleStreams
+from tcm.training.checkpoint import Checkpoints
+from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge
-from tcm.training.metrics import Window
+from tcm.training.metrics import MetricsFile, Window
+from tcm.training.progress import stage_progress
+from tcm.training.signals import StopRequest
+from tcm.training.trainer import Trainer
+from tcm.weights import ModelCard
 
-TITLE = "what the trainer adds to forward, backward and optimiser"
+TITLE = "what the training loop adds to forward, backward and optimiser"
 
 
 def measure(settings: Settings) -> list[Row]:
     rows = []
-    for case, rounds in ((ddpmpp(settings), 2), (small(settings), 3)):
-        times = parts(settings, case, rounds)
-        added = [name for name in times if name not in ("whole", "bare")]
-        rows.append(ratio(f"{case.size}: whole step / bare step", times["whole"], times["bare"]))
-        rows += [share(f"{case.size}: {name}", times[name], times["bare"]) for name in added]
-        total = 100 * sum(statistics.median(times[name]) for name in added) / statistics.median(times["bare"])
-        rows.append(Row(f"{case.size}: sum of the parts", total, "% of the bare step", goal="≤ 2 %"))
+    for case, steps in ((ddpmpp(settings), 5), (small(settings), 8)):
+        whole, bare = loop(settings, case, settings.rounds(steps))
+        added = [100 * (a - b) / b for a, b in zip(whole, bare, strict=True)]
+        rows.append(spread(f"{case.size}: all that the loop adds, logging in each step", added, "%", "≤ 2 %"))
+        typical = statistics.median(bare)
+        rows += [
+            share(f"{case.size}: … {name}", values, [typical] * len(values))
+            for name, values in parts(settings, case).items()
+        ]
     return rows
 
 
-def parts(settings: Settings, case: Case, rounds: int) -> Times:
-    """Seconds of a whole step, of the bare one (same batch, drawn before), and of each thing that the trainer adds."""
+def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each whole turn of the real loop, and of forward, backward and optimiser within it.
+
+    The loop writes metrics.jsonl and a live line in each step; its checkpoints are left out.
+    """
+    # One step to warm up, and the last turn ends where another would begin.
+    recipe = case.recipe(f"consistency.steps={steps + 2}", "consistency.log_every=1", "consistency.sample_every=0")
+    training = trainer(recipe, "consistency")
+    begun: list[float] = []
+    inner: list[float] = []
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            started = settings.now()
+            result = function(*arguments)
+            inner[-1] += settings.now() - started
+            return result
+
+        return run
+
+    def noted(self: Trainer, *arguments: Any) -> Any:
+        begun.append(settings.now())
+        inner.append(0.0)
+        return step(self, *arguments)
+
+    step = Trainer.step
+    training.optimizer.step = timed(training.optimizer.step)
+    assert recipe.image_shape is not None
+    card = ModelCard(kind="consistency", network=recipe.network, image_shape=recipe.image_shape)
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(MetricsFile(Path(folder) / "metrics.jsonl")) as metrics,
+        stage_progress(console, "consistency", steps) as progress,
+        patch.object(Consistency, "loss_at", timed_method(timed, Consistency.loss_at)),
+        patch("torch.autograd.backward", timed(torch.autograd.backward)),
+        patch.object(Trainer, "step", noted),
+        patch.object(Checkpoints, "save"),
+    ):
+        checkpoints = Checkpoints(Path(folder) / "state", 1, training.processes)
+        data = batches(recipe, "consistency")
+        Fit(training, data, card, Path(folder), checkpoints, progress, metrics, []).run(StopRequest(patient=False))
+    whole = [after - before for before, after in pairwise(begun[1:])]
+    return whole, inner[1:-1]
+
+
+def timed_method(timed: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    """A timed function that binds to its object."""
+
+    def run(self: object, *arguments: Any) -> Any:
+        return timed(method)(self, *arguments)
+
+    return run
+
+
+def parts(settings: Settings, case: Case) -> Times:
+    """Seconds of single things that the loop adds."""
     recipe = case.recipe()
-    training, batches, window = trainer(recipe, "consistency"), images(recipe, "consistency"), Window()
-    objective = training.objective
+    training, loaded_batches, window = trainer(recipe, "consistency"), images(recipe, "consistency"), Window()
+    objective, models, student = training.objective, training.loss.models, training.student
     assert isinstance(objective, Consistency)
-    models, student = training.loss.models, training.student
-    loaded = next(batches)
+    loaded = next(loaded_batches)
 
     def streams() -> SampleStreams:
         return SampleStreams([training._sample_seed(0, place) for place in loaded.positions])
 
     batch = Batch(to_float(loaded.images), loaded.labels if student.classes else None, loaded.positions, case.batch)
-    draw = objective.draw(models, batch, streams())
-    losses = objective.loss_at(models, batch, 0, draw)
-
-    def whole() -> None:
-        batch = next(batches)
-        record = training.step(batch.step, batch)
-        window.add(record.losses, record.gradient_norm, record.bins, case.batch)
-
-    def bare() -> None:
-        training.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(objective.loss_at(models, batch, 0, draw).total)
-        training.optimizer.step()
-
-    long = interleave(settings, {"whole": whole, "bare": bare}, rounds)
-    short = interleave(
+    with torch.no_grad():
+        losses = objective.loss_at(models, batch, 0, objective.draw(models, batch, streams()))
+    for parameter in student.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return interleave(
         settings,
         {
-            "data": lambda: to_float(next(batches).images),
+            "data": lambda: to_float(next(loaded_batches).images),
             "times, noise and masks": lambda: objective.draw(models, batch, streams()),
             "metrics": lambda: (training._bin(losses), window.add({"loss": 0.0}, 1.0, [0.0] * 20, case.batch)),
             "gradient norm": training._clip,
@@ -67,4 +128,3 @@ def parts(settings: Settings, case: Case, rounds: int) -> Times:
         rounds=10,
         warm=2,
     )
-    return long | short

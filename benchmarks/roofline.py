@@ -20,9 +20,8 @@ KINDS = {
     "group norm": ("group_norm",),
     "SiLU": ("silu",),
     "weight and activation norms": ("vector_norm", "div", "sgn", "masked_fill", "neg"),
-    "resampling": ("pool", "upsample"),
-    "copies, concatenation and masks": ("copy", "cat", "index"),
-    "sums, products, clamps": ("add", "mul", "lerp", "clamp", "where", "sub"),
+    "copies, concatenation, doubling": ("copy", "cat", "index", "stack", "slice"),
+    "sums, products, clamps, halving": ("add", "mul", "lerp", "clamp", "where", "sub"),
 }
 
 

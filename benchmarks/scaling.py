@@ -52,10 +52,14 @@ def cases(settings: Settings) -> list[Case]:
 def start(settings: Settings) -> list[dict[str, Any]]:
     """Run this module in two processes of one thread; the first one's figures, for each case."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "--", "benchmarks.scaling", *(["--quick"] if settings.quick else [])]
+    command += ["-m", "--", "benchmarks.scaling", *flags(settings)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     out = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(out.splitlines()[-1])
+
+
+def flags(settings: Settings) -> list[str]:
+    return ["--quick"] * settings.quick + ["--cpu-time"] * settings.cpu_time
 
 
 def worker(settings: Settings) -> None:
@@ -110,9 +114,7 @@ def predictions(settings: Settings, case: Case, exchanged: float) -> list[Row]:
     step = steps(case, "consistency")
     with FlopCounterMode(display=False) as counter:
         step()
-    started = settings.now()
-    step()
-    seconds = settings.now() - started
+    seconds = interleave(settings, {"step": step}, rounds=2)["step"]
     rate = max(peak_flops(settings, torch.float32).values())
     resident = in_fresh_process(peak, case, "consistency", "fp32") - in_fresh_process(imported)
     weights = 4 * cost.parameters
@@ -120,7 +122,9 @@ def predictions(settings: Settings, case: Case, exchanged: float) -> list[Row]:
         Row(f"{case.size}: FLOPs of a step, predicted / counted", cost.step_flops / counter.get_total_flops(), "×"),
         Row(f"{case.size}: peak memory, predicted / measured", cost.memory.total / resident, "×"),
         Row(f"{case.size}: gradients exchanged, predicted / counted", weights / exchanged, "×"),
-        Row(f"{case.size}: step at the machine's peak / measured", cost.step_flops / rate / seconds, "×"),
+        spread(
+            f"{case.size}: step at the machine's peak / measured", [cost.step_flops / rate / s for s in seconds], "×"
+        ),
     ]
 
 
@@ -146,4 +150,4 @@ def extrapolation() -> list[Row]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    worker(Settings(quick="--quick" in sys.argv))
+    worker(Settings("--quick" in sys.argv, "--cpu-time" in sys.argv))

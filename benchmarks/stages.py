@@ -13,13 +13,19 @@ STAGES = ("consistency", "truncated")
 
 def measure(settings: Settings) -> list[Row]:
     rows = []
-    for case, rounds in ((ddpmpp(settings), 3), (small(settings), 4)):
-        times = interleave(settings, {stage: steps(case, stage) for stage in STAGES}, rounds)
+    for case, rounds in ((ddpmpp(settings), 5), (small(settings), 9)):
+        runs = {stage: steps(case, stage) for stage in STAGES} | {"again": steps(case, "consistency")}
+        times = interleave(settings, runs, rounds)
         rows += [
             seconds(f"{case.size}: stage 1", times["consistency"]),
             seconds(f"{case.size}: stage 2", times["truncated"]),
         ]
         rows.append(ratio(f"{case.size}: stage 2 / stage 1", times["truncated"], times["consistency"], "≤ 1.03"))
+        rows.append(
+            ratio(
+                f"{case.size}: stage 1 / itself, which noise alone makes differ", times["again"], times["consistency"]
+            )
+        )
         rows += memory(case)
     return rows
 

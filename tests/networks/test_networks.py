@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tcm import DDPMppConfig, EDM2Config, Network, SampleStreams, build_network
 from tcm.errors import TcmError
 from tcm.networks.ddpmpp import positional_embedding
 from tcm.networks.edm2 import MPConv, MPLinear, mp_cat, mp_silu, mp_sum, normalize
-from tcm.networks.layers import attend, drop, norm_silu, one_hot, resample
+from tcm.networks.layers import attend, drop, one_hot, resample
 
 SMALL = {
     "ddpmpp": DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, attention=(4,), dropout=0.2),
@@ -322,34 +322,6 @@ def test_resampling_is_that_of_torch_in_values_and_gradients(batch, channels, he
         torch.testing.assert_close(*(torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, known)))
     assert resample(x, "down").shape == (batch, channels, height, width)
     assert resample(x, "up").shape == (batch, channels, 4 * height, 4 * width)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)]
-)
-def test_normalisation_with_silu_is_that_of_torch_in_values_and_gradients(dtype, tolerance: float) -> None:
-    norm = nn.GroupNorm(4, 16, eps=1e-6)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(3, 16, 5, 7, dtype=dtype, requires_grad=True)
-    inputs, weights = (x, norm.weight, norm.bias), torch.randn(3, 16, 5, 7)
-    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
-        found = norm_silu(x, norm.to(dtype) if dtype == torch.float64 else norm)
-        known = F.silu(F.group_norm(x.double(), 4, norm.weight.double(), norm.bias.double(), norm.eps))
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), known, rtol=tolerance, atol=tolerance)
-    for mine, true in zip(*(torch.autograd.grad((y * weights).sum(), inputs) for y in (found, known)), strict=True):
-        torch.testing.assert_close(
-            mine.double(), true.double(), rtol=tolerance, atol=tolerance * float(true.abs().max())
-        )
-
-
-def test_normalisation_with_silu_keeps_one_tensor_for_the_backward_pass() -> None:
-    norm, kept = nn.GroupNorm(4, 16), list[torch.Size]()
-    x = torch.randn(2, 16, 8, 8, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (kept.append(tensor.shape), tensor)[1], lambda t: t):
-        norm_silu(x, norm)
-    assert kept.count(x.shape) == 1
 
 
 def test_one_hot_has_unit_mean_square_and_zero_for_no_label() -> None:

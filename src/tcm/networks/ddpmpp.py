@@ -19,7 +19,6 @@ from tcm.networks.layers import (
     drop,
     encoder_plan,
     level_shape,
-    norm_silu,
     one_hot,
     resample,
 )
@@ -77,7 +76,7 @@ class DDPMpp(Network):
             if plan.takes_skip:
                 x = torch.cat([x, skips.pop()], dim=1)
             x = block(x, emb, masks, place)
-        return self.conv_out(norm_silu(x, self.norm_out))
+        return self.conv_out(F.silu(self.norm_out(x)))
 
     def normalize_weights(self) -> None:
         """DDPM++ has no forced weight normalisation."""
@@ -101,8 +100,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, place: int) -> Tensor:
         """The block's output; `place` finds its dropout mask."""
-        h = self.conv_0(resample(norm_silu(x, self.norm_0), self.resample))
-        h = norm_silu(h + self.affine(emb)[:, :, None, None], self.norm_1)
+        h = self.conv_0(resample(F.silu(self.norm_0(x)), self.resample))
+        h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None]))
         h = self.conv_1(drop(h, masks, place, self.dropout))
         x = resample(x, self.resample)
         x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)

@@ -81,7 +81,7 @@ def join(device: str | None = None) -> Iterator[Processes]:
         with everyone.agreeing():
             here = _device(device, int(os.environ["LOCAL_RANK"]))
         with warnings.catch_warnings():
-            # Some gradients of 1×1 convolutions come with other strides, and DDP copies them: a few kilobytes a step.
+            # Gradients of some 1×1 convolutions come with other strides, which DDP's copy into its buckets mends.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield replace(everyone, device=here)
     finally:

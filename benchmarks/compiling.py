@@ -1,0 +1,43 @@
+"""Steps of stage 2, whose target batches change their sizes, with and without torch.compile."""
+
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+from benchmarks.cases import Case, ddpmpp, images, small, trainer
+from benchmarks.harness import Row, Settings, interleave, ratio
+
+TITLE = "a step of stage 2 with torch.compile and without"
+WARM = 4
+"""Steps in which compiled code for one size, then for any size, is made."""
+
+
+def measure(settings: Settings) -> list[Row]:
+    rows = []
+    for case, rounds in ((small(settings), 9), (ddpmpp(settings), 3)):
+        runs = {"eager": steps(case, compiled=False), "compiled": steps(case, compiled=True)}
+        started = time.perf_counter()
+        with patch.dict("os.environ", {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}):
+            for _ in range(WARM):
+                runs["compiled"]()
+        took = time.perf_counter() - started
+        times = interleave(settings, runs, rounds)
+        rows.append(Row(f"{case.size}: first {WARM} steps, with the compilation", took, "s"))
+        rows.append(ratio(f"{case.size}: speed compiled / eager, fp32", times["eager"], times["compiled"]))
+    return rows
+
+
+def steps(case: Case, compiled: bool) -> Callable[[], object]:
+    """One more step with each call."""
+    recipe = case.recipe()
+    training, batches = trainer(recipe, "truncated"), images(recipe, "truncated")
+    models = training.loss.models
+    if compiled:
+        for denoiser in (models.student, models.frozen):
+            denoiser.network.compile()
+
+    def step() -> None:
+        loaded = next(batches)
+        training.step(loaded.step, loaded)
+
+    return step
