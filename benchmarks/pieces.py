@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from benchmarks.cases import Case, ddpmpp, small
 from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio
+from benchmarks.sampling import fresh
 from benchmarks.stages import steps
+from tcm.evaluation.sampling import Sampling, generate
 from tcm.method.preconditioning import Masks
 from tcm.networks.ddpmpp import Block
 from tcm.networks.layers import Resample, attend, drop, resample
@@ -30,7 +32,24 @@ def measure(settings: Settings) -> list[Row]:
         rows += [ratio(f"{case.size}: step as it is / with {name}", mine, other) for name, other in times.items()]
         now, other = (in_fresh_process(peak, case, name) for name in ("as it is", "norm and SiLU in one function"))
         rows.append(Row(f"{case.size}: peak memory as it is / with norm and SiLU in one function", now / other, "×"))
-    return rows + alone(settings)
+    return rows + sampling(settings) + alone(settings)
+
+
+def sampling(settings: Settings) -> list[Row]:
+    """One-step sampling of `cifar10-small`, 128 images at once."""
+    model = fresh(small(settings))
+    images = 8 if settings.quick else 128
+
+    def run(name: str) -> Callable[[], object]:
+        def sample() -> None:
+            with STEPS[name]():
+                list(generate(model, range(images), Sampling(1), images))
+
+        return sample
+
+    times = interleave(settings, {name: run(name) for name in ("as it is", "torch's resampling")}, rounds=7)
+    what = f"cifar10-small: sampling {images} images as it is / with torch's resampling"
+    return [ratio(what, times["as it is"], times["torch's resampling"])]
 
 
 def step_with(case: Case, other: Callable[[], AbstractContextManager[object]]) -> Callable[[], object]:

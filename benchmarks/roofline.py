@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +27,13 @@ KINDS = {
 
 
 def measure(settings: Settings) -> list[Row]:
-    peak = {dtype: peak_flops(settings, dtype) for dtype in (torch.float32, torch.bfloat16)}
     rows = [
         Row(f"{what}, {str(dtype).removeprefix('torch.')}", flops / 1e9, "GFLOP/s")
-        for dtype, found in peak.items()
-        for what, flops in found.items()
+        for dtype in (torch.float32, torch.bfloat16)
+        for what, flops in peak_flops(settings, dtype).items()
     ]
-    best = max(peak[torch.float32].values())
     for name, config, shape, batch in networks(settings):
-        rows += network_rows(settings, name, config, shape, batch, best)
+        rows += network_rows(settings, name, config, shape, batch)
     return rows
 
 
@@ -48,17 +47,21 @@ def networks(settings: Settings) -> list[tuple[str, DDPMppConfig | EDM2Config, t
 
 def peak_flops(settings: Settings, dtype: torch.dtype) -> dict[str, float]:
     """FLOP/s of a large matrix product, and of the convolution that DDPM++ mostly consists of."""
-    side, channels, pixels, batch = 2048, 256, 32, 4
+    side = 2048
     a, b = (torch.randn(side, side, dtype=dtype) for _ in range(2))
+    convolution, convolution_flops = typical_convolution(dtype)
+    runs = {"matrix product, 2048": lambda: a @ b, "3×3 convolution, 256 channels at 32×32": convolution}
+    times = interleave(settings, runs, rounds=20)
+    flops = (2 * side**3, convolution_flops)
+    return {name: count / min(found) for (name, found), count in zip(times.items(), flops, strict=True)}
+
+
+def typical_convolution(dtype: torch.dtype) -> tuple[Callable[[], object], int]:
+    """The convolution that DDPM++ mostly consists of, and its FLOPs."""
+    channels, pixels, batch = 256, 32, 4
     x = torch.randn(batch, channels, pixels, pixels, dtype=dtype)
     weight = torch.randn(channels, channels, 3, 3, dtype=dtype)
-    runs: dict[str, Callable[[], object]] = {
-        "matrix product, 2048": lambda: a @ b,
-        "3×3 convolution, 256 channels at 32×32": lambda: F.conv2d(x, weight, padding=1),
-    }
-    flops = (2 * side**3, 2 * 9 * batch * channels**2 * pixels**2)
-    times = interleave(settings, runs, rounds=5)
-    return {name: count / min(found) for (name, found), count in zip(times.items(), flops, strict=True)}
+    return lambda: F.conv2d(x, weight, padding=1), 2 * 9 * batch * channels**2 * pixels**2
 
 
 def network_rows(
@@ -67,9 +70,8 @@ def network_rows(
     config: DDPMppConfig | EDM2Config,
     shape: tuple[int, int, int],
     batch: int,
-    peak: float,
 ) -> list[Row]:
-    """A network's forward pass, and its forward and backward pass, against the peak."""
+    """A network's forward pass, and its forward and backward pass, against the peak of the same minute."""
     network = build_network(config, shape, 0)
     masks = network.draw_masks(SampleStreams(range(batch)))
     x, c_noise = torch.randn(batch, *shape), torch.zeros(batch)
@@ -85,7 +87,10 @@ def network_rows(
     with FlopCounterMode(display=False) as counter:
         forward()
     flops = counter.get_total_flops()
-    times = interleave(settings, {"forward": forward, "both": both}, rounds=2)
+    convolution, convolution_flops = typical_convolution(torch.float32)
+    runs = {"peak": lambda: [convolution() for _ in range(10)], "forward": forward, "both": both}
+    times = interleave(settings, runs, rounds=5)
+    peak = 10 * convolution_flops / min(times["peak"])
     rows = [
         Row(f"{name}: forward, of the peak", 100 * flops / min(times["forward"]) / peak, "%"),
         Row(f"{name}: forward and backward, of the peak", 100 * 3 * flops / min(times["both"]) / peak, "%"),
@@ -116,14 +121,17 @@ def by_level(
     with FlopCounterMode(display=False, depth=4) as counter:
         forward()
     started: dict[nn.Module, float] = {}
-    taken: dict[nn.Module, float] = {}
+    taken: dict[nn.Module, float] = dict.fromkeys(blocks, inf)
     hooks = []
     for block in blocks:
         hooks.append(block.register_forward_pre_hook(lambda module, _: started.update({module: settings.now()})))
         hooks.append(
-            block.register_forward_hook(lambda module, *_: taken.update({module: settings.now() - started[module]}))
+            block.register_forward_hook(
+                lambda module, *_: taken.update({module: min(taken[module], settings.now() - started[module])})
+            )
         )
-    forward()
+    for _ in range(3):
+        forward()
     for hook in hooks:
         hook.remove()
     counts = {key: sum(found.values()) for key, found in counter.get_flop_counts().items()}

@@ -22,7 +22,7 @@ from tcm.recipes.resolve import resolve
 from tcm.training.processes import Processes, join
 
 TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"
-ROUNDS = {ddpmpp: 2, small: 5}
+ROUNDS = {ddpmpp: 4, small: 7}
 
 
 def measure(settings: Settings) -> list[Row]:

@@ -13,7 +13,7 @@ STAGES = ("consistency", "truncated")
 
 def measure(settings: Settings) -> list[Row]:
     rows = []
-    for case, rounds in ((ddpmpp(settings), 5), (small(settings), 9)):
+    for case, rounds in ((ddpmpp(settings), 6), (small(settings), 18)):
         runs = {stage: steps(case, stage) for stage in STAGES} | {"again": steps(case, "consistency")}
         times = interleave(settings, runs, rounds)
         rows += [
