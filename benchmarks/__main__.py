@@ -40,7 +40,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "compiling": (compiling.TITLE, compiling.measure),
 }
 BY_NAME_ONLY = ("compiling",)
-"""The C++ compiler takes ten minutes."""
+"""The C++ compiler takes minutes."""
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from unittest.mock import patch
 
-from benchmarks.cases import Case, ddpmpp, images, small, trainer
+from benchmarks.cases import Case, images, small, trainer
 from benchmarks.harness import Row, Settings, interleave, ratio
 
 TITLE = "a step of stage 2 with torch.compile and without"
@@ -13,18 +13,18 @@ WARM = 4
 
 
 def measure(settings: Settings) -> list[Row]:
-    rows = []
-    for case, rounds in ((small(settings), 9), (ddpmpp(settings), 3)):
-        runs = {"eager": steps(case, compiled=False), "compiled": steps(case, compiled=True)}
-        started = time.perf_counter()
-        with patch.dict("os.environ", {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}):
-            for _ in range(WARM):
-                runs["compiled"]()
-        took = time.perf_counter() - started
-        times = interleave(settings, runs, rounds)
-        rows.append(Row(f"{case.size}: first {WARM} steps, with the compilation", took, "s"))
-        rows.append(ratio(f"{case.size}: speed compiled / eager, fp32", times["eager"], times["compiled"]))
-    return rows
+    case = small(settings)
+    runs = {"eager": steps(case, compiled=False), "compiled": steps(case, compiled=True)}
+    started = time.perf_counter()
+    with patch.dict("os.environ", {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}):
+        for _ in range(WARM):
+            runs["compiled"]()
+    took = time.perf_counter() - started
+    times = interleave(settings, runs, rounds=9)
+    return [
+        Row(f"{case.size}: first {WARM} steps, with the compilation", took, "s"),
+        ratio(f"{case.size}: speed compiled / eager, fp32", times["eager"], times["compiled"]),
+    ]
 
 
 def steps(case: Case, compiled: bool) -> Callable[[], object]:
