@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 from benchmarks.cases import Case, images, small, trainer
 from benchmarks.harness import Row, Settings, interleave, ratio
+from benchmarks.stages import stepping
 
 TITLE = "a step of stage 2 with torch.compile and without"
 WARM = 4
@@ -35,9 +36,4 @@ def steps(case: Case, compiled: bool) -> Callable[[], object]:
     if compiled:
         for denoiser in (models.student, models.frozen):
             denoiser.network.compile()
-
-    def step() -> None:
-        loaded = next(batches)
-        training.step(loaded.step, loaded)
-
-    return step
+    return stepping(training, batches)

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -131,10 +131,13 @@ def save(name: str, title: str, rows: list[Row], settings: Settings, took: float
 
 def write_page() -> None:
     """Put the tables of all results between the page's markers."""
-    parts = [BEGIN]
-    for file in sorted(RESULTS.glob("*.json")):
-        found = json.loads(file.read_text())
-        parts.append(f"### `{file.stem}`: {found['title']}\n\n{_conditions(found)}\n")
+    results = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+    rows = [(name, Row(**row)) for name, found in results.items() for row in found["rows"] if row["goal"]]
+    goals = [replace(row, what=f"`{name}`: {row.what}") for name, row in rows]
+    parts = [BEGIN, "### All that has a goal\n", "| | median | lowest to highest | goal |\n|---|---:|---:|---|"]
+    parts[-1] += "".join("\n" + _line(row) for row in goals) + "\n"
+    for name, found in results.items():
+        parts.append(f"### `{name}`: {found['title']}\n\n{_conditions(found)}\n")
         parts.append("| | median | lowest to highest | goal |\n|---|---:|---:|---|")
         parts[-1] += "".join("\n" + _line(Row(**row)) for row in found["rows"] if not row["detail"]) + "\n"
     page = PAGE.read_text()

@@ -1,11 +1,13 @@
 """A step of stage 2 against a step of stage 1: time, and peak memory in fresh processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from benchmarks.cases import Case, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio, seconds
+from tcm.data.loader import LoadedBatch
+from tcm.training.trainer import Trainer
 
 TITLE = "a step of stage 2 against a step of stage 1"
 STAGES = ("consistency", "truncated")
@@ -33,8 +35,10 @@ def measure(settings: Settings) -> list[Row]:
 def steps(case: Case, stage: str, *overrides: str) -> Callable[[], object]:
     """One more training step with each call."""
     recipe = case.recipe(*overrides)
-    training, batches = trainer(recipe, stage), images(recipe, stage)
+    return stepping(trainer(recipe, stage), images(recipe, stage))
 
+
+def stepping(training: Trainer, batches: Iterator[LoadedBatch]) -> Callable[[], object]:
     def step() -> None:
         loaded = next(batches)
         training.step(loaded.step, loaded)
