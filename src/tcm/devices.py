@@ -29,6 +29,17 @@ def available_devices() -> list[str]:
     return names
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`; a copy from the CPU to an accelerator does not hold up the CPU.
+
+    >>> to_device(torch.ones(2), torch.device("cpu"))
+    tensor([1., 1.])
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether `device` computes in bfloat16 natively (on a CPU: AVX512-BF16 or AMX)."""
     if device.type == "cpu":

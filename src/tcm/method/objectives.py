@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tcm.devices import to_device
 from tcm.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
@@ -94,7 +95,7 @@ class Diffusion:
         draw = _draw(self.times, models, batch, streams)
         if batch.labels is None or self.label_dropout == 0:
             return draw
-        kept = streams.uniform().to(batch.labels.device) >= self.label_dropout
+        kept = to_device(streams.uniform() >= self.label_dropout, batch.labels.device)
         return Draw(draw.t, draw.eps, draw.masks, torch.where(kept, batch.labels, -1))
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
@@ -102,10 +103,10 @@ class Diffusion:
         f = models.student
         x_t = batch.x + column(draw.t, batch.x) * draw.eps
         error = (f(x_t, draw.t, draw.labels, draw.masks) - batch.x).flatten(1).square().mean(1)
-        weighted = error / c_out(draw.t, f.sigma_data).to(error) ** 2
+        weighted = error / to_device(c_out(draw.t, f.sigma_data).to(error.dtype), error.device) ** 2
         denoising = weighted.detach().sum() / batch.B
         if f.uncertainty is not None:
-            u = f.uncertainty(c_noise(draw.t).to(error))
+            u = f.uncertainty(to_device(c_noise(draw.t).to(error.dtype), error.device))
             weighted = weighted / u.exp() + u
         return Losses(weighted.sum() / batch.B, {"denoising": denoising}, weighted.detach(), draw.t)
 
@@ -146,8 +147,10 @@ class Pairs:
         with torch.no_grad():
             x_r = self.earlier(models, batch, draw, x_t, r)
             target = f_trunc(models, x_r, r, draw, t_prime)
-        weight = self.weighting(t, delta, models.student.sigma_data).to(batch.x)
-        return weight * self.distance(models.student(x_t, t, draw.labels, draw.masks), target)
+        weight = self.weighting(t, delta, models.student.sigma_data).to(batch.x.dtype)
+        return to_device(weight, batch.x.device) * self.distance(
+            models.student(x_t, t, draw.labels, draw.masks), target
+        )
 
 
 def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
@@ -163,7 +166,7 @@ def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) ->
             if len(rows):
                 raise TcmError(f"t_prime={t_prime} needs the stage-1 model, and models.frozen is None; pass it")
             continue
-        here = rows.to(x.device)
+        here = to_device(rows, x.device)
         labels = None if draw.labels is None else draw.labels[here]
         masks = None if draw.masks is None else [mask[here] for mask in draw.masks]
         out[here] = f(x[here], t[rows], labels, masks)
@@ -225,7 +228,7 @@ class TruncatedConsistency:
         """The loss at given times and noise. TCM Eq. 11."""
         weighted = self.pairs.weighted_distances(models, batch, step, draw, self.t_prime)
         N_B = self.boundary_count(batch.B)
-        boundary = self.is_boundary(batch).to(weighted.device)
+        boundary = to_device(self.is_boundary(batch), weighted.device)
         L_B = (weighted * boundary).sum() / N_B
         L_C = (weighted * ~boundary).sum() / (batch.B - N_B)
         parts = {"consistency": L_C.detach(), "boundary": L_B.detach()}

@@ -7,6 +7,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor, nn
 
+from tcm.devices import to_device
 from tcm.method.streams import SampleStreams
 
 Masks = Sequence[Tensor]
@@ -81,8 +82,8 @@ def c_noise(t: Tensor) -> Tensor:
 
 
 def column(t: Tensor, like: Tensor) -> Tensor:
-    """t (B,), shaped and placed to multiply images `like` (B, C, H, W)."""
-    return t.to(like)[:, None, None, None]
+    """t (B,), shaped to multiply images `like` (B, C, H, W), on their device."""
+    return to_device(t.to(like.dtype), like.device)[:, None, None, None]
 
 
 class Denoiser(nn.Module):
@@ -115,6 +116,8 @@ class Denoiser(nn.Module):
     def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, masks: Masks | None = None) -> Tensor:
         """f_θ(x, t) for images x (B, C, H, W), times t (B,) and class labels (B,), where −1 means no class."""
         x = x.float()
-        scale_in, scale_skip, scale_out = (column(c(t, self.sigma_data), x) for c in (c_in, c_skip, c_out))
-        F_x = self.network(scale_in * x, c_noise(t).to(x), labels, masks).float()
+        # One copy to the device for all that is computed from t.
+        scales = torch.stack([c(t, self.sigma_data) for c in (c_in, c_skip, c_out)] + [c_noise(t)])
+        scale_in, scale_skip, scale_out, noise = to_device(scales.to(x.dtype), x.device)[..., None, None, None]
+        F_x = self.network(scale_in * x, noise.flatten(), labels, masks).float()
         return scale_skip * x + scale_out * F_x

@@ -87,7 +87,7 @@ def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classe
 
 def _fresh(card: ModelCard, seed: int, name: str) -> Model:
     with torch.random.fork_rng():
-        torch.manual_seed(derive_seed(seed, name, "weights"))
+        torch.manual_seed(derive_seed(seed, name, "weights") % 2**63)
         return Model.fresh(card)
 
 

@@ -1,7 +1,7 @@
 """One stage's state and one step of it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tcm.data.loader import LoadedBatch
 from tcm.data.pixels import to_float
+from tcm.devices import to_device
 from tcm.method.averaging import Average
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams, derive_seed
@@ -88,9 +89,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.stage, step)
         self.optimizer.zero_grad(set_to_none=True)
-        losses, bins, stop = self._backward(step, loaded, stop)
+        names, values = self._backward(step, loaded, stop)
         self.scaler.unscale_(self.optimizer)
-        gradient_norm = self._clip()
+        # The one copy back from the device: the guard has to see the numbers before the update.
+        *numbers, stops, gradient_norm = torch.cat([values, self._clip()]).tolist()
+        losses, bins, stop = dict(zip(names, numbers, strict=False)), numbers[len(names) :], stops > 0
         self.guard, verdict, reason = judge(self.stage.guard, self.guard, losses["loss"], gradient_norm)
         if verdict == "good":
             self.scaler.step(self.optimizer)
@@ -99,39 +102,39 @@ class Trainer:
         self.scaler.update()
         return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
 
-    def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[dict[str, float], list[float], bool]:
-        """Gradients of the global batch's loss; returns its parts, the loss by t, and whether anyone wants to stop."""
+    def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[list[str], Tensor]:
+        """Gradients of the global batch's loss.
+
+        Returns the names of the loss and its parts, and their values, followed by the loss by t and the number of
+        processes that want to stop, all summed over the processes.
+        """
         names: list[str] = []
-        totals = torch.zeros(0)
-        bins = torch.zeros(2 * TIME_BINS)
+        shares = []
         for micro, last in self._micro_batches(loaded):
-            streams = SampleStreams([self._sample_seed(step, place) for place in micro.places], self.processes.device)
+            streams = SampleStreams([self._sample_seed(step, index) for index in micro.places], self.processes.device)
             with self._synchronising(last):
                 with self._autocast():
                     losses: Losses = self.loss(micro, step, streams)
                 # Every process holds its share of a sum, and the gradients are averaged over processes.
                 torch.autograd.backward(self.scaler.scale(losses.total * self.processes.count))
             names = ["loss", *losses.parts]
-            share = torch.stack([losses.total.detach(), *losses.parts.values()]).float().cpu()
-            totals = share if len(totals) == 0 else totals + share
-            bins += self._bin(losses)
-        values = torch.cat([totals, bins, torch.tensor([float(stop)])]).to(self.processes.device)
-        *numbers, stops = self.processes.sum(values).tolist()
-        parts = dict(zip(names, numbers, strict=False))
-        return parts, numbers[len(names) :], stops > 0
+            parts = torch.stack([losses.total.detach(), *losses.parts.values()]).float()
+            shares.append(torch.cat([parts, self._bin(losses)]))
+        wants_stop = torch.full((1,), float(stop), device=self.processes.device)
+        return names, self.processes.sum(torch.cat([torch.stack(shares).sum(0), wants_stop]))
 
     def _micro_batches(self, loaded: LoadedBatch) -> Iterator[tuple[Batch, bool]]:
         for index in range(self.stage.accumulation):
             # Every n-th sample, so that each micro-batch has its share of the boundary samples, which come first.
             rows = slice(index, None, self.stage.accumulation)
-            told = loaded.labels if self.student.classes else None
-            labels = None if told is None else told[rows].to(self.processes.device)
-            x = to_float(loaded.images[rows].to(self.processes.device))
+            known = loaded.labels if self.student.classes else None
+            labels = None if known is None else to_device(known[rows], self.processes.device)
+            x = to_float(to_device(loaded.images[rows], self.processes.device))
             batch = Batch(x, labels, loaded.positions[rows], self.stage.batch)
             yield batch, index == self.stage.accumulation - 1
 
-    def _sample_seed(self, step: int, place: Tensor) -> int:
-        return derive_seed(*self.seed, self.retry, step, int(place))
+    def _sample_seed(self, step: int, index: Tensor) -> int:
+        return derive_seed(*self.seed, self.retry, step, int(index))
 
     @contextmanager
     def _synchronising(self, last: bool) -> Iterator[None]:
@@ -144,25 +147,27 @@ class Trainer:
         else:
             yield
 
-    def _autocast(self) -> torch.autocast:
+    def _autocast(self) -> AbstractContextManager[object]:
         dtype = PRECISIONS[self.stage.precision]
-        return torch.autocast(self.processes.device.type, dtype, enabled=dtype != torch.float32)
+        return nullcontext() if dtype == torch.float32 else torch.autocast(self.processes.device.type, dtype)
 
     def _bin(self, losses: Losses) -> Tensor:
         """The sums of the weighted loss by t, then the counts."""
-        where = torch.bucketize(losses.t, self.bin_edges[1:-1])
-        sums = torch.zeros(TIME_BINS).index_add_(0, where, losses.weighted.float().cpu())
-        return torch.cat([sums, torch.bincount(where, minlength=TIME_BINS).float()])
+        where, device = torch.bucketize(losses.t, self.bin_edges[1:-1]), losses.weighted.device
+        sums = torch.zeros(TIME_BINS, device=device).index_add_(0, to_device(where, device), losses.weighted.float())
+        return torch.cat([sums, to_device(torch.bincount(where, minlength=TIME_BINS).float(), device)])
 
-    def _clip(self) -> float:
-        """The norm of the gradient, which is scaled down to the stage's limit if it has one."""
+    def _clip(self) -> Tensor:
+        """The norm of the gradient (1,), which is scaled down to the stage's limit if it has one."""
         parameters = [parameter for parameter in self.student.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+        # On a CPU torch takes the faster kernels only when asked to; it refuses them where there are none (Apple's).
+        foreach = True if self.processes.device.type == "cpu" else None
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=foreach)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         if self.stage.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=True)
-        return float(norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=foreach)
+        return norm.float().view(1)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
