@@ -33,14 +33,13 @@ def test_a_finished_run(finished: Path) -> None:
 
 def test_the_digits_recipe(launcher: Launcher, tmp_path: Path) -> None:
     """`tcm train digits` as shipped but for its length: it learns."""
-    words = [
-        f"{stage}.{word}" for stage in STAGES for word in ("steps=20", "log_every=4", "sample_every=20", "batch=32")
-    ]
-    code, text = launcher.run("train", "digits", *words, "diffusion.warmup=5", "--run", str(tmp_path / "run"))
+    words = [f"{stage}.{word}" for stage in STAGES for word in ("log_every=4", "sample_every=20", "batch=32")]
+    words += ["diffusion.steps=60", "consistency.steps=20", "truncated.steps=20", "diffusion.warmup=5"]
+    code, text = launcher.run("train", "digits", *words, "--run", str(tmp_path / "run"))
     assert code == 0, text
     assert text.splitlines()[-1] == f"done: {tmp_path}/run; see it with `tcm report {tmp_path}/run`"
     course = losses(tmp_path / "run" / FOLDERS[0])
-    assert course[-1] < 0.85 * course[0]
+    assert sum(course[-5:]) / 5 < 0.85 * course[0]
     assert tcm.Model.load(tmp_path / "run" / FOLDERS[2] / "model").sample(2, steps=2).shape == (2, 1, 8, 8)
 
 
