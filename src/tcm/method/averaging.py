@@ -1,9 +1,12 @@
 """Averages of the weights over the course of training: constant and power-function EMA. TCM App. F; EDM2 Sec. 3."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from tcm.errors import TcmError
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,11 @@ class ConstantDecay:
     """β_i = decay."""
 
     decay: float = 0.9999
+    kind: Literal["constant"] = "constant"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise TcmError(f"decay={self.decay:g} must be at least 0 and below 1")
 
     def beta(self, iteration: int) -> float:
         """β at iteration i = 1, 2, …."""
@@ -26,6 +34,11 @@ class PowerDecay:
     """
 
     gamma: float = 6.94
+    kind: Literal["power"] = "power"
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise TcmError(f"gamma={self.gamma:g} must lie above 0; 6.94 is a relative width of 0.10")
 
     def beta(self, iteration: int) -> float:
         """β at iteration i = 1, 2, …."""
@@ -58,6 +71,6 @@ class Average:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from averaged weights."""
+        """Resume from averaged weights."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])

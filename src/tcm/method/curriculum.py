@@ -39,6 +39,15 @@ class Curriculum:
         doublings = step // self.d + 1 if self.d else inf
         return min(1 - self.q**-doublings, self.limit)
 
+    def earliest(self, t: float) -> float:
+        """The lowest r = t − Δ_t of any step.
+
+        >>> Curriculum(d=0, limit=0.9, k=0.0).earliest(1.0)
+        0.9
+        """
+        t_ = torch.tensor(t, dtype=torch.float64)
+        return float(t_ - self.delta(t_, step=0))
+
     def delta(self, t: Tensor, step: int) -> Tensor:
         """Δ_t in (0, t): so that r = t − Δ_t stays above 1e-6."""
         delta = t * (1 - self.ratio(step)) * (1 + self.k * torch.sigmoid(-t))

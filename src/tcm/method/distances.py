@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class PseudoHuber:
     """
 
     c: float
+    kind: Literal["pseudo_huber"] = "pseudo_huber"
 
     def __post_init__(self) -> None:
         if not self.c > 0:
@@ -35,6 +37,8 @@ class PseudoHuber:
 @dataclass(frozen=True)
 class SquaredL2:
     """d(x, y) = ‖x − y‖²."""
+
+    kind: Literal["squared_l2"] = "squared_l2"
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         return (x - y).flatten(1).square().sum(1)
@@ -59,6 +63,14 @@ def inverse_c_out_squared(t: Tensor, delta: Tensor, sigma_data: float) -> Tensor
 def uniform(t: Tensor, delta: Tensor, sigma_data: float) -> Tensor:
     """1, that is ω = Δ_t."""
     return torch.ones_like(t)
+
+
+WeightingName = Literal["inverse_delta", "inverse_c_out_squared", "uniform"]
+WEIGHTINGS: dict[WeightingName, Weighting] = {
+    "inverse_delta": inverse_delta,
+    "inverse_c_out_squared": inverse_c_out_squared,
+    "uniform": uniform,
+}
 
 
 def general(omega: Callable[[Tensor], Tensor]) -> Weighting:

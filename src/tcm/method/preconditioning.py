@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tcm.devices import to_device
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.streams import SampleStreams
 
 Masks = Sequence[Tensor]
@@ -21,16 +22,19 @@ class Network(nn.Module, ABC):
     so that student and target share it.
     """
 
-    dropout: float
-    dropout_shapes: tuple[tuple[int, ...], ...]
+    dropout: float = 0.0
+    dropout_shapes: tuple[tuple[int, ...], ...] = ()
 
     @abstractmethod
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
-        """F_θ(x, c_noise) for class `labels` (B,), −1 for none; without `masks` nothing is dropped."""
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
+        """F_θ(x, c_noise) under a condition; without `masks` nothing is dropped."""
 
-    @abstractmethod
-    def normalize_weights(self) -> None:
-        """Forced weight normalisation, called before each optimiser step; a network without it does nothing."""
+    def normalize_weights(self) -> None:  # noqa: B027 (most networks have none)
+        """Forced weight normalisation, called before each optimiser step."""
+
+    def blocks(self) -> list[nn.Module]:
+        """The parts whose weights are gathered one at a time where processes share them (FSDP2)."""
+        return [block for module in self.modules() if isinstance(module, nn.ModuleList) for block in module]
 
     def draw_masks(self, streams: SampleStreams) -> Masks | None:
         """Draw each sample's dropout masks."""
@@ -97,7 +101,7 @@ class Denoiser(nn.Module):
         self,
         network: Network,
         image_shape: tuple[int, int, int],
-        classes: int = 0,
+        condition: ConditionKind | None = None,
         *,
         sigma_data: float = 0.5,
         t_min: float = 0.002,
@@ -107,17 +111,19 @@ class Denoiser(nn.Module):
         super().__init__()
         self.network = network
         self.image_shape = image_shape
-        self.classes = classes
+        self.condition = condition
         self.sigma_data = sigma_data
         self.t_min = t_min
         self.t_max = t_max
         self.uncertainty = uncertainty
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, masks: Masks | None = None) -> Tensor:
-        """f_θ(x, t) for images x (B, C, H, W), times t (B,) and class labels (B,), where −1 means no class."""
+    def forward(
+        self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None
+    ) -> Tensor:
+        """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""
         x = x.float()
         # One copy to the device for all that is computed from t.
         scales = torch.stack([c(t, self.sigma_data) for c in (c_in, c_skip, c_out)] + [c_noise(t)])
         scale_in, scale_skip, scale_out, noise = to_device(scales.to(x.dtype), x.device)[..., None, None, None]
-        F_x = self.network(scale_in * x, noise.flatten(), labels, masks).float()
+        F_x = self.network(scale_in * x, noise.flatten(), condition, masks).float()
         return scale_skip * x + scale_out * F_x

@@ -1,14 +1,178 @@
-"""From noise to images: one, two, n evaluations of f; Heun's method for the diffusion model. TCM Sec. 4, App. F."""
+"""From noise to images: one, two, n evaluations of f; Heun's method for the diffusion model. TCM Sec. 4, App. F.
 
-from collections.abc import Sequence
+A sampler is a generator over its steps; the last step's `x` are the images.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tcm.errors import TcmError
+from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser
 from tcm.method.solvers import euler, guided, heun, karras_times
 from tcm.method.streams import SampleStreams
+
+
+@dataclass(frozen=True)
+class SamplingStep:
+    """One step: what the model was given at time t, and the images x after it."""
+
+    t: float
+    x_t: Tensor
+    x: Tensor
+
+
+@torch.no_grad()
+def consistency_steps(
+    f: Denoiser, times: Sequence[float], streams: SampleStreams, condition: Condition | None = None
+) -> Iterator[SamplingStep]:
+    """x ← f(x + t ε, t) for each t of `times`, from x = 0: the first time is T, where the noise drowns everything.
+
+    The images are a function of the streams' seeds alone, not of the batch that they are made in.
+    """
+    check_times(f, times)
+    x = torch.zeros(len(streams), *f.image_shape, device=_device_of(f))
+    for t in times:
+        x_t = x + t * streams.normal(f.image_shape).to(x.device)
+        x = f(x_t, torch.full((x.shape[0],), t), condition)
+        yield SamplingStep(t, x_t, x)
+
+
+@torch.no_grad()
+def heun_steps(
+    D: Denoiser, steps: int, streams: SampleStreams, condition: Condition | None = None, guidance: float = 1.0
+) -> Iterator[SamplingStep]:
+    """EDM's deterministic sampler: Heun steps down the Karras grid, an Euler step to 0: 2 `steps` − 1 evaluations."""
+    denoise = guided(D, condition, guidance)
+    times = karras_times(steps, D.t_min, D.t_max)
+    x = times[0] * streams.normal(D.image_shape).to(_device_of(D))
+    for t, r in zip(times, [*times[1:], 0.0], strict=True):
+        x_t, step = x, heun if r > 0 else euler
+        x = step(denoise, x_t, torch.full((x.shape[0],), t), torch.full((x.shape[0],), r))
+        yield SamplingStep(t, x_t, x)
+
+
+class Sampler(ABC):
+    """How a model is sampled: what its card names."""
+
+    usual_steps: tuple[int, ...]
+    """The numbers of steps that a report shows and measures; the first is the default."""
+    generates_at_once: bool
+    """Whether one evaluation gives an image: then its denoising at each t is worth measuring too."""
+
+    @abstractmethod
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+    ) -> Iterator[SamplingStep]:
+        """Sample in `steps` steps, or at the `times` themselves."""
+
+    @abstractmethod
+    def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
+        """One line for the record of a score."""
+
+    @abstractmethod
+    def evaluations(self, steps: int) -> int:
+        """Evaluations of the network for an image."""
+
+    @abstractmethod
+    def name(self, steps: int) -> str:
+        """A short name for tables."""
+
+
+@dataclass(frozen=True)
+class ConsistencySampler(Sampler):
+    """A consistency model: x ← f(x + t ε, t) at T, then down to `second_time`."""
+
+    second_time: float
+
+    usual_steps = (1, 2)
+    generates_at_once = True
+
+    def times(self, f: Denoiser, steps: int) -> list[float]:
+        """The times of `steps` steps."""
+        return consistency_times(steps, f.t_max, max(self.second_time, f.t_min))
+
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+    ) -> Iterator[SamplingStep]:
+        """`steps` steps (1 by default), or the times themselves."""
+        return consistency_steps(f, times or self.times(f, self._steps(steps)), streams, condition)
+
+    def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
+        """Such as `times 80, 1`."""
+        return "times " + ", ".join(f"{t:g}" for t in times or self.times(f, self._steps(steps)))
+
+    def evaluations(self, steps: int) -> int:
+        """One for each step."""
+        return steps
+
+    def name(self, steps: int) -> str:
+        """Such as `two steps`."""
+        return {1: "one step", 2: "two steps"}.get(steps, f"{steps} steps")
+
+    def _steps(self, steps: int | None) -> int:
+        return self.usual_steps[0] if steps is None else steps
+
+
+@dataclass(frozen=True)
+class HeunSampler(Sampler):
+    """A diffusion model: Heun's method along the probability-flow ODE."""
+
+    usual_steps = (18,)
+    generates_at_once = False
+
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+    ) -> Iterator[SamplingStep]:
+        """`steps` steps (18 by default)."""
+        if times is not None:
+            raise TcmError(f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18")
+        return heun_steps(f, self._steps(steps), streams, condition)
+
+    def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
+        """Such as `Heun, 18 steps, 35 evaluations`."""
+        return f"Heun, {self._steps(steps)} steps, {self.evaluations(self._steps(steps))} evaluations"
+
+    def evaluations(self, steps: int) -> int:
+        """Two for each step, one for the last."""
+        return 2 * steps - 1
+
+    def name(self, steps: int) -> str:
+        """Heun, whatever the number of steps."""
+        return "Heun"
+
+    def _steps(self, steps: int | None) -> int:
+        return self.usual_steps[0] if steps is None else steps
+
+
+def last(steps: Iterator[SamplingStep]) -> Tensor:
+    """The images that a sampler ends with."""
+    for step in steps:
+        x = step.x
+    return x
 
 
 def consistency_times(steps: int, t_max: float, t_last: float) -> list[float]:
@@ -24,49 +188,19 @@ def consistency_times(steps: int, t_max: float, t_last: float) -> list[float]:
     return [t_max, *(t_max * (t_last / t_max) ** (i / (steps - 1)) for i in range(1, steps - 1)), t_last]
 
 
-@torch.no_grad()
-def sample_consistency(
-    f: Denoiser, times: Sequence[float], streams: SampleStreams, labels: Tensor | None = None
-) -> Tensor:
-    """x ← f(x + t ε, t) for each t of `times`, from x = 0: the first time is T, where the noise drowns everything.
-
-    The images are a function of the streams' seeds alone, not of the batch that they are made in.
-    """
-    check_times(f, times)
-    x = torch.zeros(len(streams), *f.image_shape, device=_device_of(f))
-    for t in times:
-        eps = streams.normal(f.image_shape).to(x.device)
-        x = f(x + t * eps, torch.full((len(x),), t), labels)
-    return x
-
-
-@torch.no_grad()
-def sample_heun(
-    D: Denoiser, steps: int, streams: SampleStreams, labels: Tensor | None = None, guidance: float = 1.0
-) -> Tensor:
-    """EDM's deterministic sampler: Heun steps down the Karras grid, an Euler step to 0: 2 `steps` − 1 evaluations."""
-    denoise = guided(D, labels, guidance)
-    times = karras_times(steps, D.t_min, D.t_max)
-    x = times[0] * streams.normal(D.image_shape).to(_device_of(D))
-    for t, r in zip(times, [*times[1:], 0.0], strict=True):
-        step = heun if r > 0 else euler
-        x = step(denoise, x, torch.full((len(x),), t), torch.full((len(x),), r))
-    return x
-
-
 def check_times(f: Denoiser, times: Sequence[float]) -> None:
     """Refuse times where the model is undefined: a silent bad picture is worse than an error."""
     if not times:
         raise TcmError(f"times is empty; use at least one time, such as {f.t_max:g}")
-    for place, t in enumerate(times):
+    for index, t in enumerate(times):
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"
-            raise TcmError(f"times[{place}]={t:g} lies below {f.t_min:g}, where this model is undefined; {remedy}")
+            raise TcmError(f"times[{index}]={t:g} lies below {f.t_min:g}, where this model is undefined; {remedy}")
         if t > f.t_max:
             remedy = f"use a time of at most {f.t_max:g}"
-            raise TcmError(f"times[{place}]={t:g} lies above {f.t_max:g}, where this model is undefined; {remedy}")
-        if place and t >= times[place - 1]:
-            raise TcmError(f"times[{place}]={t:g} does not lie below times[{place - 1}]; sort the times downwards")
+            raise TcmError(f"times[{index}]={t:g} lies above {f.t_max:g}, where this model is undefined; {remedy}")
+        if index and t >= times[index - 1]:
+            raise TcmError(f"times[{index}]={t:g} does not lie below times[{index - 1}]; sort the times downwards")
 
 
 def _device_of(f: Denoiser) -> torch.device:

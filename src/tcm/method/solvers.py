@@ -1,11 +1,13 @@
 """The probability-flow ODE dx/dt = (x − D(x, t))/t: one step of a solver, and a grid of times. TCM Eq. 2."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tcm.errors import TcmError
+from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser, column
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
@@ -15,14 +17,14 @@ Step = Callable[[Denoise, Tensor, Tensor, Tensor], Tensor]
 """(D, x_t, t, r) ↦ x_r."""
 
 
-def guided(denoiser: Denoiser, labels: Tensor | None, scale: float = 1.0) -> Denoise:
-    """D(x, t | labels), with classifier-free guidance D(x, t) + scale (D(x, t | labels) − D(x, t)) unless scale = 1."""
+def guided(denoiser: Denoiser, condition: Condition | None, scale: float = 1.0) -> Denoise:
+    """D(x, t | c), with classifier-free guidance D(x, t) + scale (D(x, t | c) − D(x, t)) unless scale = 1."""
 
     def denoise(x: Tensor, t: Tensor) -> Tensor:
-        with_class = denoiser(x, t, labels)
-        if scale == 1 or labels is None:
-            return with_class
-        return torch.lerp(denoiser(x, t, torch.full_like(labels, -1)), with_class, scale)
+        conditional = denoiser(x, t, condition)
+        if scale == 1 or condition is None:
+            return conditional
+        return torch.lerp(denoiser(x, t, condition.null()), conditional, scale)
 
     return denoise
 
@@ -37,6 +39,12 @@ def heun(denoise: Denoise, x_t: Tensor, t: Tensor, r: Tensor) -> Tensor:
     slope = _slope(denoise, x_t, t)
     x_r = x_t + column(r - t, x_t) * slope
     return x_t + column(r - t, x_t) * (slope + _slope(denoise, x_r, r)) / 2
+
+
+SolverName = Literal["euler", "heun"]
+SOLVERS: dict[SolverName, Step] = {"euler": euler, "heun": heun}
+EVALUATIONS: dict[SolverName, int] = {"euler": 1, "heun": 2}
+"""Evaluations of D in one step."""
 
 
 def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> list[float]:

@@ -1,9 +1,10 @@
 """ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. F."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -17,18 +18,30 @@ GRID_POINTS = 2**15
 
 @dataclass(frozen=True)
 class TimeDistribution(ABC):
-    """ln t = mean + std z for a standard z, truncated to t in [low, high]."""
+    """ln t = mean + std z for a standard z, truncated to t in [low, high]; where unset, these are EDM's 0.002 and 80."""
 
     mean: float
     std: float
-    low: float = 0.002
-    high: float = 80.0
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
-        if not (0 < self.low < self.high < inf):
-            raise TcmError(f"times from low={self.low:g} to high={self.high:g} are no range; use 0 < low < high")
+        low, high = self.span
+        if not (0 < low < high < inf):
+            raise TcmError(f"times from low={low:g} to high={high:g} are no range; use 0 < low < high")
         if not self.std > 0:
             raise TcmError(f"std={self.std:g} of ln t must lie above 0")
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """[low, high]."""
+        return 0.002 if self.low is None else self.low, 80.0 if self.high is None else self.high
+
+    def within(self, low: float, high: float) -> Self:
+        """The same distribution on [low, high], unless it has its own bounds."""
+        return replace(
+            self, low=low if self.low is None else self.low, high=high if self.high is None else self.high
+        )
 
     @abstractmethod
     def standard(self) -> stats.rv_continuous:
@@ -41,7 +54,7 @@ class TimeDistribution(ABC):
         upper = torch.searchsorted(cumulative, u, right=True).clamp(1, GRID_POINTS - 1)
         below, above = cumulative[upper - 1], cumulative[upper]
         fraction = ((u - below) / (above - below).clamp_min(torch.finfo(u.dtype).tiny)).clamp(0, 1)
-        return torch.lerp(ln_t[upper - 1], ln_t[upper], fraction).exp().clamp(self.low, self.high)
+        return torch.lerp(ln_t[upper - 1], ln_t[upper], fraction).exp().clamp(*self.span)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """`count` independent times drawn from `generator`, whatever its device.
@@ -54,10 +67,11 @@ class TimeDistribution(ABC):
 
     def density(self, t: Tensor) -> Tensor:
         """ψ̄_t(t), zero outside [low, high]."""
-        inside = (t >= self.low) & (t <= self.high)
-        t = torch.where(inside, t.double(), self.low)
+        low, high = self.span
+        inside = (t >= low) & (t <= high)
+        t = torch.where(inside, t.double(), low)
         z = (t.log().numpy() - self.mean) / self.std
-        ends = (np.log([self.low, self.high]) - self.mean) / self.std
+        ends = (np.log([low, high]) - self.mean) / self.std
         mass = _interval_masses(self.standard(), ends)[0]
         return torch.from_numpy(self.standard().pdf(z) / (mass * self.std)) / t * inside
 
@@ -65,6 +79,8 @@ class TimeDistribution(ABC):
 @dataclass(frozen=True)
 class LogNormal(TimeDistribution):
     """ln t ~ N(mean, std²): stage 1, and the diffusion model's training."""
+
+    kind: Literal["lognormal"] = "lognormal"
 
     def standard(self) -> stats.rv_continuous:
         """The standard normal distribution."""
@@ -76,6 +92,7 @@ class LogStudentT(TimeDistribution):
     """ln t = mean + std z with z ~ Student-t(ν): stage 2. A small ν is nearly uniform in ln t."""
 
     nu: float = 0.01
+    kind: Literal["logstudentt"] = "logstudentt"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +112,8 @@ def _interval_masses(standard: stats.rv_continuous, z: np.ndarray) -> np.ndarray
 @lru_cache(maxsize=64)
 def _table(distribution: TimeDistribution) -> tuple[Tensor, Tensor]:
     """The cumulative distribution on a grid of ln t: scipy is asked once, not at each step."""
-    ln_t = np.linspace(log(distribution.low), log(distribution.high), GRID_POINTS)
+    low, high = distribution.span
+    ln_t = np.linspace(log(low), log(high), GRID_POINTS)
     masses = _interval_masses(distribution.standard(), (ln_t - distribution.mean) / distribution.std)
     cumulative = np.concatenate([[0.0], np.cumsum(masses)])
     if not cumulative[-1] > 0:

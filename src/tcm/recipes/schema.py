@@ -1,147 +1,168 @@
-"""What a run is: data, network, method and stages; a recipe is one frozen value that has been checked as a whole."""
+"""What a run is: the stages in order, and what they share; each key checked by itself and with the others."""
 
-from typing import Self
+import re
+from difflib import get_close_matches
+from itertools import takewhile
+from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from tcm.method.averaging import ConstantDecay, Decay, PowerDecay
-from tcm.method.curriculum import Curriculum
-from tcm.method.distances import (
-    Distance,
-    PseudoHuber,
-    SquaredL2,
-    Weighting,
-    inverse_c_out_squared,
-    inverse_delta,
-    uniform,
-)
-from tcm.method.objectives import Consistency, Diffusion, Distillation, Objective, Pairs, TruncatedConsistency
-from tcm.method.solvers import euler, heun
-from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
-from tcm.networks import DDPMppConfig, EDM2Config
-from tcm.recipes.checks import check_second_time, check_stages, check_whole
-from tcm.recipes.fields import (
-    AverageSpec,
-    ConsistencyStage,
-    ConstantAverage,
-    DataSpec,
-    DiffusionStage,
-    DistanceSpec,
-    GuardSpec,
-    LogNormalTimes,
-    LogStudentTTimes,
-    PairsStage,
-    PowerAverage,
-    PseudoHuberDistance,
-    RecipeFields,
-    SquaredL2Distance,
-    Stage,
-    TimesSpec,
-    TruncatedStage,
-    time_range,
-)
+from tcm.errors import TcmError
+from tcm.networks import NetworkConfig
+from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
+from tcm.recipes.stages.base import Count, Positive
 
-__all__ = [
-    "AverageSpec",
-    "ConsistencyStage",
-    "ConstantAverage",
-    "DataSpec",
-    "DiffusionStage",
-    "DistanceSpec",
-    "GuardSpec",
-    "LogNormalTimes",
-    "LogStudentTTimes",
-    "PowerAverage",
-    "PseudoHuberDistance",
-    "Recipe",
-    "SquaredL2Distance",
-    "Stage",
-    "TimesSpec",
-    "TruncatedStage",
-    "decay_of",
-    "network_of",
-    "objective_of",
-    "time_range",
-]
+RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
 
-class Recipe(RecipeFields):
+class DataSpec(Spec):
+    """The images to learn from."""
+
+    path: str = Field(description='a file, folder or name of a data set; "digits" is bundled')
+    flip: bool = Field(default=False, description="mirror half of the images")
+    channels: Literal[1, 3] | None = Field(
+        default=None, description="convert to 1 (grey) or 3 (RGB); unset: as they are"
+    )
+    workers: int = Field(default=0, ge=0, description="processes that read images; 0 reads in the training process")
+
+
+def _default_second_time(fields: dict[str, Any]) -> float:
+    """1, or where the last stage's range begins."""
+    stages: dict[str, Stage] = fields["stages"]
+    setting = Setting.model_construct(**{key: fields[key] for key in Setting.model_fields if key in fields})
+    return max(1.0, *(stage.span(setting)[0] for stage in list(stages.values())[-1:]))
+
+
+class Recipe(Setting):
     """A whole run: the stages in order, and what they share.
 
     >>> from tcm.networks import DDPMppConfig
+    >>> from tcm.recipes.stages.diffusion import DiffusionStage
     >>> stage = DiffusionStage(steps=100, batch=64, learning_rate=1e-3, init="scratch")
     >>> recipe = Recipe(name="mine", data=DataSpec(path="digits"), network=DDPMppConfig(), stages={"diffusion": stage})
-    >>> objective_of(recipe, recipe.stages["diffusion"]).times
-    LogNormal(mean=-1.2, std=1.2, low=0.002, high=80.0)
+    >>> stage.build(recipe).times.span
+    (0.002, 80.0)
     """
+
+    name: str = Field(min_length=1, description="name of the recipe; unset in a file: the file's name")
+    seed: int = Field(default=0, ge=0, description="seed of all randomness")
+    data: DataSpec = Field(description="the images")
+    image_shape: tuple[Count, Count, Count] | None = Field(
+        default=None, description="[channels, height, width] that the data must have; unset: as the data has"
+    )
+    classes: Count | None = Field(
+        default=None, description="number of classes that the data must have; unset: as the data has"
+    )
+    stages: dict[str, AnyStage] = Field(min_length=1, description="the stages, in order, each under its name")
+    second_time: Positive = Field(
+        default_factory=_default_second_time,
+        description="time of the second of two sampling steps; not given: 1, or the last t_prime if that is higher",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_whole(self)
-        check_stages(self)
-        check_second_time(self)
+        _check_whole(self)
+        for name, stage in self.stages.items():
+            stage.check(name, self)
+            _build(self, name, stage)
+            for role in roles_of(self, name).values():
+                _check_role(self, name, role)
+        _check_second_time(self)
         return self
 
 
-def network_of(recipe: Recipe, stage: Stage) -> DDPMppConfig | EDM2Config:
+def network_of(recipe: Recipe, stage: Stage) -> NetworkConfig:
     """The network as a stage trains it: with the stage's dropout where it states one."""
     if stage.dropout is None:
         return recipe.network
     return recipe.network.model_copy(update={"dropout": stage.dropout})
 
 
-def objective_of(recipe: Recipe, stage: Stage) -> Objective:
-    """What a stage minimises, in the words of `tcm.method`."""
-    times = _times(recipe, stage)
-    match stage:
-        case DiffusionStage():
-            return Diffusion(times, stage.label_dropout)
-        case ConsistencyStage():
-            curriculum = Curriculum(stage.ratio_base, stage.ratio_every, stage.ratio_limit, stage.ratio_k)
-            return Consistency(times, _pairs(stage, curriculum))
-        case TruncatedStage():
-            pairs = _pairs(stage, Curriculum(d=0, limit=stage.ratio_limit, k=stage.ratio_k))
-            return TruncatedConsistency(times, pairs, stage.t_prime, stage.boundary_weight, stage.boundary_fraction)
+def roles_of(recipe: Recipe, name: str) -> dict[str, Role]:
+    """All models of a stage by their role, the student first."""
+    stage = recipe.stages[name]
+    return {"student": Role("init", stage.init, trained=True)} | stage.roles(recipe)
 
 
-def decay_of(spec: AverageSpec) -> Decay:
-    """How an average of the weights forgets.
-
-    >>> decay_of(PowerAverage(gamma=16.97))
-    PowerDecay(gamma=16.97)
-    """
-    match spec:
-        case ConstantAverage():
-            return ConstantDecay(spec.decay)
-        case PowerAverage():
-            return PowerDecay(spec.gamma)
+def stages_before(recipe: Recipe, name: str) -> list[str]:
+    """The names of the stages before one, in order."""
+    return list(takewhile(lambda other: other != name, recipe.stages))
 
 
-def _times(recipe: Recipe, stage: Stage) -> TimeDistribution:
-    spec = stage.times
-    low, high = time_range(recipe, stage)
-    low, high = low if spec.low is None else spec.low, high if spec.high is None else spec.high
-    match spec:
-        case LogNormalTimes():
-            return LogNormal(spec.mean, spec.std, low, high)
-        case LogStudentTTimes():
-            return LogStudentT(spec.mean, spec.std, low, high, spec.nu)
+def source_stage(recipe: Recipe, name: str, role: Role) -> str | None:
+    """The earlier stage that a role's model comes from; None for scratch, --init and folders."""
+    before = stages_before(recipe, name)
+    if role.source == "previous":
+        return before[-1] if before else None
+    return role.source if role.source in before else None
 
 
-def _pairs(stage: PairsStage, curriculum: Curriculum) -> Pairs:
-    solver = {"euler": euler, "heun": heun}[stage.solver]
-    distillation = None if stage.teacher is None else Distillation(solver, stage.guidance)
-    weightings: dict[str, Weighting] = {
-        "inverse_delta": inverse_delta,
-        "inverse_c_out_squared": inverse_c_out_squared,
-        "uniform": uniform,
-    }
-    return Pairs(curriculum, _distance(stage.distance), weightings[stage.weighting], distillation)
+def _build(recipe: Recipe, name: str, stage: Stage) -> None:
+    """Build the objective and its table of times: what the method refuses, a recipe cannot hold."""
+    try:
+        stage.build(recipe).times.check()
+    except TcmError as error:
+        raise TcmError(f"{name}: {error}") from error
 
 
-def _distance(spec: DistanceSpec) -> Distance:
-    match spec:
-        case PseudoHuberDistance():
-            return PseudoHuber(spec.c)
-        case SquaredL2Distance():
-            return SquaredL2()
+def _check_whole(recipe: Recipe) -> None:
+    """What concerns more than one stage."""
+    if recipe.t_min >= recipe.t_max:
+        raise TcmError(f"t_min={recipe.t_min} must lie below t_max={recipe.t_max}")
+    for name in recipe.stages:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(Recipe.model_fields):
+            raise TcmError(
+                f"{name!r} cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
+            )
+    if recipe.image_shape is not None:
+        recipe.network.check(recipe.image_shape)
+    if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):
+        raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage, and there is none; set it to 0")
+
+
+def _check_second_time(recipe: Recipe) -> None:
+    """The second of two sampling steps must lie where the last model is defined."""
+    name, stage = list(recipe.stages.items())[-1]
+    low, _ = stage.span(recipe)
+    if not low <= recipe.second_time < recipe.t_max:
+        raise TcmError(
+            f"second_time={recipe.second_time} must be at least {low:g}, where the range of {name} begins, and below "
+            f"t_max={recipe.t_max}; change one of them"
+        )
+
+
+def _check_role(recipe: Recipe, name: str, role: Role) -> None:
+    """A role's model must be known, and be of the right kind where an earlier stage makes it."""
+    fixed = ["previous", "init", *(["scratch"] if role.trained else [])]
+    before = stages_before(recipe, name)
+    fitting = [other for other in before if role.sampler in (None, recipe.stages[other].sampler)]
+    source = source_stage(recipe, name, role)
+    if source is None:
+        _check_name(recipe, name, role, [*fitting, *fixed])
+        return
+    stage = recipe.stages[source]
+    if source not in fitting:
+        raise TcmError(
+            f"{name}.{role.key}={role.source!r} is the {stage.objective} stage {source!r}, which cannot be a "
+            f"{role.key} model; use one of: {', '.join([*fitting, *fixed])}"
+        )
+    low, high = stage.span(recipe)
+    if (role.lowest is not None and role.lowest < low) or (role.highest is not None and role.highest > high):
+        asked = " to ".join(f"{t:.4g}" for t in (role.lowest, role.highest) if t is not None)
+        raise TcmError(
+            f"{name} asks its {role.key} model, the stage {source!r}, for times of {asked}, and it is defined from "
+            f"{low:g} to {high:g}; change one of them"
+        )
+
+
+def _check_name(recipe: Recipe, name: str, role: Role, choices: list[str]) -> None:
+    """A source without a slash must be one of the choices."""
+    value, key = role.source, role.key
+    if value in choices or "/" in value or "\\" in value:
+        return
+    one_of = f"use one of: {', '.join(choices)}"
+    if value in recipe.stages:
+        raise TcmError(f"{name}.{key}={value!r} does not come before {name!r}; {one_of}")
+    near = get_close_matches(value, choices, 1)
+    advice = f"did you mean {near[0]!r}?" if near else one_of
+    raise TcmError(f"{name}.{key}={value!r} is no earlier stage; {advice} (a model folder needs a slash: ./{value})")

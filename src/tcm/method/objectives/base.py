@@ -1,0 +1,86 @@
+"""What every objective shares: the models and the batch that go in, the losses that come out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tcm.errors import TcmError
+from tcm.method.conditions import Condition
+from tcm.method.preconditioning import Denoiser, Masks
+from tcm.method.streams import SampleStreams
+from tcm.method.times import TimeDistribution
+
+Models = Mapping[str, Denoiser]
+"""The models by their role: always the "student" f_θ; "frozen" is f_θ0⁻ of the stage before, "teacher" the diffusion
+model D to distil from; a method may name others."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images x in [−1, 1]: the whole global batch of B samples, or the share with these indices in it."""
+
+    x: Tensor
+    condition: Condition | None
+    index: Tensor
+    B: int
+
+    @staticmethod
+    def whole(x: Tensor, condition: Condition | None = None) -> "Batch":
+        """A batch that is not shared with other processes or micro-batches."""
+        return Batch(x, condition, torch.arange(len(x)), len(x))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is random in a step: times t (float64, CPU), noise ε, dropout masks, the condition as the network sees it."""
+
+    t: Tensor
+    eps: Tensor
+    masks: Masks | None
+    condition: Condition | None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`total` and its named parts are this share's terms of the global batch's loss: over all shares they add up to it.
+
+    `weighted` is the weighted loss of each sample, at its time `t`.
+    """
+
+    total: Tensor
+    parts: dict[str, Tensor]
+    weighted: Tensor
+    t: Tensor
+
+
+class Objective(ABC):
+    """What a stage minimises; a frozen dataclass, so that nothing is remembered from step to step."""
+
+    times: TimeDistribution
+
+    @abstractmethod
+    def loss(
+        self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student"
+    ) -> Losses:
+        """The loss of the network whose `turn` it is: the role whose weights move in this update."""
+
+    def schedule(self, step: int) -> dict[str, float]:
+        """What the objective changes over the steps, by name: for metrics and figures."""
+        return {}
+
+
+def draw(times: TimeDistribution, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+    """t ~ ψ_t, ε ~ N(0, I), dropout masks."""
+    t = times.quantile(streams.uniform())
+    eps = streams.normal(batch.x.shape[1:])
+    return Draw(t, eps, models["student"].network.draw_masks(streams), batch.condition)
+
+
+def model_of(models: Models, role: str, why: str) -> Denoiser:
+    """The model of a role that an objective cannot do without."""
+    if role not in models:
+        raise TcmError(f"{why} needs models[{role!r}], and it is not there; pass it")
+    return models[role]

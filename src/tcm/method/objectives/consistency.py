@@ -1,0 +1,101 @@
+"""Consistency training and distillation. TCM Eq. 4 and 5: stage 1, and what stage 2 shares with it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tcm.devices import to_device
+from tcm.errors import TcmError
+from tcm.method.curriculum import Curriculum
+from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw, model_of
+from tcm.method.preconditioning import column
+from tcm.method.solvers import Step, guided, heun
+from tcm.method.streams import SampleStreams
+from tcm.method.times import LogNormal, TimeDistribution
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """x_r by one step of a solver with the teacher's D instead of x + rε, with guidance at a fixed scale."""
+
+    step: Step = heun
+    guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.guidance >= 0:
+            raise TcmError(f"guidance={self.guidance:g} leads away from the condition; use 1 for none, or more")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How two neighbouring points of a trajectory are made and compared: all of Eq. 4 but ψ_t."""
+
+    curriculum: Curriculum = Curriculum()
+    distance: Distance = PseudoHuber(1e-8)
+    weighting: Weighting = inverse_delta
+    distillation: Distillation | None = None
+
+    def earlier(self, models: Models, batch: Batch, draw: Draw, x_t: Tensor, r: Tensor) -> Tensor:
+        """x_r: x + rε in consistency training, one solver step from x_t in consistency distillation."""
+        if self.distillation is None:
+            return batch.x + column(r, batch.x) * draw.eps
+        D = model_of(models, "teacher", "distillation")
+        return self.distillation.step(guided(D, draw.condition, self.distillation.guidance), x_t, draw.t, r)
+
+    def weighted_distances(self, models: Models, batch: Batch, step: int, draw: Draw, t_prime: float) -> Tensor:
+        """ω(t)/Δ_t d(f_θ(x_t, t), f_{θ⁻,θ0⁻}^trunc(x_r, r)) of each sample. TCM Eq. 4 and 5."""
+        f, t, delta = models["student"], draw.t, self.curriculum.delta(draw.t, step)
+        r = t - delta
+        x_t = batch.x + column(t, batch.x) * draw.eps
+        with torch.no_grad():
+            x_r = self.earlier(models, batch, draw, x_t, r)
+            target = f_trunc(models, x_r, r, draw, t_prime)
+        weight = to_device(self.weighting(t, delta, f.sigma_data).to(batch.x.dtype), batch.x.device)
+        return weight * self.distance(f(x_t, t, draw.condition, draw.masks), target)
+
+
+def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
+    """f_{θ,θ0⁻}^trunc(x, t) = f_θ(x, t) 1{t ≥ t'} + f_θ0⁻(x, t) 1{t < t'}. TCM Eq. 5.
+
+    Each sample goes through one network only, with its own dropout masks. A network is called even for no sample:
+    where its weights are shared among processes, each of them has to take part.
+    """
+    early = t < t_prime
+    if bool(early.any()):
+        model_of(models, "frozen", f"t_prime={t_prime:g}")
+    out = torch.empty_like(x)
+    for role, rows in (("frozen", early.nonzero()[:, 0]), ("student", (~early).nonzero()[:, 0])):
+        if role in models:
+            here = to_device(rows, x.device)
+            condition = None if draw.condition is None else draw.condition.select(here)
+            masks = None if draw.masks is None else [mask[here] for mask in draw.masks]
+            out[here] = models[role](x[here], t[rows], condition, masks)
+    return out
+
+
+@dataclass(frozen=True)
+class Consistency(Objective):
+    """L_CT = E ω(t)/Δ_t d(f_θ(x_t, t), f_θ⁻(x_r, r)), r = t − Δ_t. TCM Eq. 4: stage 1."""
+
+    times: TimeDistribution = LogNormal(-1.1, 2.0)
+    pairs: Pairs = Pairs()
+
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        """Draw and compute."""
+        return self.loss_at(models, batch, step, self.draw(models, batch, streams))
+
+    def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+        """t ~ ψ_t, ε ~ N(0, I), masks."""
+        return draw(self.times, models, batch, streams)
+
+    def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
+        """The loss at given times and noise."""
+        weighted = self.pairs.weighted_distances(models, batch, step, draw, t_prime=0.0)
+        total = weighted.sum() / batch.B
+        return Losses(total, {"consistency": total.detach()}, weighted.detach(), draw.t)
+
+    def schedule(self, step: int) -> dict[str, float]:
+        """The ratio r/t of a pair's times, for large t."""
+        return {"ratio": self.pairs.curriculum.ratio(step)}

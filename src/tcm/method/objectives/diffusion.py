@@ -1,0 +1,48 @@
+"""Denoising: EDM's and EDM2's loss, which stage 0 minimises."""
+
+from dataclasses import dataclass, replace
+
+from tcm.devices import to_device
+from tcm.errors import TcmError
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
+from tcm.method.preconditioning import c_noise, c_out, column
+from tcm.method.streams import SampleStreams
+from tcm.method.times import LogNormal, TimeDistribution
+
+
+@dataclass(frozen=True)
+class Diffusion(Objective):
+    """E λ(t) ‖f_θ(x + tε, t) − x‖²/d with λ = 1/c_out²: EDM's loss.
+
+    A student with a learned uncertainty u(t) minimises λ ‖·‖²/(d e^u) + u instead: EDM2's loss.
+    """
+
+    times: TimeDistribution = LogNormal(-1.2, 1.2)
+    label_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_dropout < 1:
+            raise TcmError(f"label_dropout={self.label_dropout:g} is no probability below 1; use 0 for none")
+
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        """Draw and compute."""
+        return self.loss_at(models, batch, step, self.draw(models, batch, streams))
+
+    def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+        """t ~ ψ_t, ε ~ N(0, I), masks; the condition falls away with probability `label_dropout`, for guidance."""
+        drawn = draw(self.times, models, batch, streams)
+        if batch.condition is None or self.label_dropout == 0:
+            return drawn
+        return replace(drawn, condition=batch.condition.keep(streams.uniform() >= self.label_dropout))
+
+    def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
+        """The loss at given times and noise."""
+        f = models["student"]
+        x_t = batch.x + column(draw.t, batch.x) * draw.eps
+        error = (f(x_t, draw.t, draw.condition, draw.masks) - batch.x).flatten(1).square().mean(1)
+        weighted = error / to_device(c_out(draw.t, f.sigma_data).to(error.dtype), error.device) ** 2
+        denoising = weighted.detach().sum() / batch.B
+        if f.uncertainty is not None:
+            u = f.uncertainty(to_device(c_noise(draw.t).to(error.dtype), error.device))
+            weighted = weighted / u.exp() + u
+        return Losses(weighted.sum() / batch.B, {"denoising": denoising}, weighted.detach(), draw.t)

@@ -1,0 +1,36 @@
+"""The stages that a run can have: each in a file of its own, listed here."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from tcm.foundation.plugins import find_class
+from tcm.recipes.stages.base import GuardSpec, Setting, Spec, Stage
+from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.recipes.stages.diffusion import DiffusionStage
+from tcm.recipes.stages.roles import Role, Rows, Turn
+from tcm.recipes.stages.truncated import TruncatedStage
+
+__all__ = ["STAGES", "AnyStage", "GuardSpec", "Role", "Rows", "Setting", "Spec", "Stage", "Turn", "stage_class"]
+
+STAGES: dict[str, type[Stage]] = {
+    "diffusion": DiffusionStage,
+    "consistency": ConsistencyStage,
+    "truncated": TruncatedStage,
+}
+
+
+def stage_class(objective: str) -> type[Stage]:
+    """The stage of an objective: one of ours, an entry point of the group `tcm.objectives`, or `module:Class`."""
+    return find_class("objective", objective, STAGES, Stage, "tcm.objectives")
+
+
+def _read(table: Any) -> Any:
+    if not isinstance(table, dict) or not isinstance(table.get("objective"), str):
+        return table
+    return stage_class(table["objective"]).model_validate_json(json.dumps(table), strict=True)
+
+
+AnyStage = Annotated[SerializeAsAny[Stage], BeforeValidator(_read)]
+"""A stage, read from a table by its `objective`."""

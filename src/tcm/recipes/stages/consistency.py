@@ -1,0 +1,79 @@
+"""Stage 1: consistency training or distillation, and what stage 2 shares with it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tcm.errors import TcmError
+from tcm.method.curriculum import Curriculum
+from tcm.method.distances import WEIGHTINGS, PseudoHuber, SquaredL2, WeightingName
+from tcm.method.objectives import Consistency, Distillation, Pairs
+from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
+from tcm.method.times import LogNormal
+from tcm.recipes.stages.base import Positive, Setting, Stage, Times
+from tcm.recipes.stages.roles import Role, Rows
+
+Distance = Annotated[PseudoHuber | SquaredL2, Field(discriminator="kind")]
+
+
+class PairsStage(Stage):
+    """How neighbouring points of a trajectory are made and compared."""
+
+    curriculum: Curriculum = Field(default=Curriculum(), description="Δ_t, the distance of a pair's times")
+    distance: Distance = Field(default=PseudoHuber(1e-8), description="distance between the two outputs")
+    weighting: WeightingName = Field(default="inverse_delta", description="weight of a pair: 1/Δ, 1/c_out² or 1")
+    teacher: str | None = Field(
+        default=None,
+        description="diffusion model to distil from: an earlier stage, a model folder (with a slash), or init for "
+        "the model given with --init; unset: training from data",
+    )
+    solver: SolverName = Field(default="heun", description="how the teacher's trajectory is followed")
+    guidance: float = Field(default=1.0, description="the teacher's guidance scale; 1 for none")
+
+    def pairs(self) -> Pairs:
+        """All of Eq. 4 but the times."""
+        distillation = None if self.teacher is None else Distillation(SOLVERS[self.solver], self.guidance)
+        return Pairs(self.curriculum, self.distance, WEIGHTINGS[self.weighting], distillation)
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        if self.teacher is None:
+            return {}
+        _, high = self.span(setting)
+        return {"teacher": Role("teacher", self.teacher, sampler="heun", highest=high, same_network=False)}
+
+    def rows(self) -> Rows:
+        if self.teacher is None:
+            return Rows(plain=1)
+        return Rows(plain=1 + EVALUATIONS[self.solver] * (1 if self.guidance == 1 else 2))
+
+    def check(self, name: str, setting: Setting) -> None:
+        super().check(name, setting)
+        if self.guidance != 1 and self.teacher is None:
+            raise TcmError(
+                f"{name}.guidance={self.guidance} needs a teacher; name a diffusion stage as teacher or "
+                f"set guidance=1.0"
+            )
+        if self.guidance != 1 and not setting.conditional:
+            raise TcmError(f"{name}.guidance={self.guidance} needs labels; set conditional=true or guidance=1.0")
+
+    @property
+    def how(self) -> str:
+        """Training or distillation."""
+        return "consistency training" if self.teacher is None else "consistency distillation"
+
+
+class ConsistencyStage(PairsStage):
+    """Consistency on the whole range of times."""
+
+    objective: Literal["consistency"] = "consistency"
+    times: Times = Field(default=LogNormal(-1.1, 2.0), description="distribution of the training times")
+    t_high: Positive | None = Field(default=None, description="where the stage's range ends; unset: at t_max")
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return setting.t_min, setting.t_max if self.t_high is None else self.t_high
+
+    def build(self, setting: Setting) -> Consistency:
+        return Consistency(self.times.within(*self.span(setting)), self.pairs())
+
+    def describe(self) -> str:
+        return f"{self.how} at all noise levels"

@@ -1,0 +1,39 @@
+"""Stage 0: denoising, as EDM and EDM2 train."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tcm.errors import TcmError
+from tcm.method.objectives import Diffusion
+from tcm.method.sampling import SamplerName
+from tcm.method.times import LogNormal
+from tcm.recipes.stages.base import Setting, Stage, Times
+
+
+class DiffusionStage(Stage):
+    """Denoising score matching at all noise levels: EDM's loss."""
+
+    objective: Literal["diffusion"] = "diffusion"
+    times: Times = Field(default=LogNormal(-1.2, 1.2), description="distribution of the training times")
+    label_dropout: float = Field(default=0.0, description="probability that the condition is hidden, for guidance")
+
+    def build(self, setting: Setting) -> Diffusion:
+        return Diffusion(self.times.within(*self.span(setting)), self.label_dropout)
+
+    def check(self, name: str, setting: Setting) -> None:
+        super().check(name, setting)
+        if self.label_dropout and not setting.conditional:
+            raise TcmError(
+                f"{name}.label_dropout={self.label_dropout} needs labels; set conditional=true or label_dropout=0.0"
+            )
+
+    @property
+    def sampler(self) -> SamplerName:
+        return "heun"
+
+    def card_fields(self, setting: Setting) -> dict[str, Any]:
+        return {"uncertainty": setting.uncertainty}
+
+    def describe(self) -> str:
+        return "denoising at all noise levels"

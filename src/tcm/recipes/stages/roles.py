@@ -1,0 +1,45 @@
+"""The models that take part in a stage, and whose weights move when."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tcm.method.averaging import Decay
+from tcm.method.sampling import SamplerName
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model of a stage: where it comes from, and what it must be.
+
+    `key` is the recipe's key that names its `source`: "scratch", "previous", "init", an earlier stage or a folder.
+    """
+
+    key: str
+    source: str
+    trained: bool = False
+    follows: tuple[str, Decay] | None = None
+    """The role of which this one is an average, updated after each of its updates."""
+    sampler: SamplerName | None = None
+    """What the source must have been trained as: "heun" is a diffusion model; None for anything."""
+    lowest: float | None = None
+    highest: float | None = None
+    """The times that the stage asks the model for."""
+    same_network: bool = True
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An update of one role's weights, made in every `every`-th step."""
+
+    role: str = "student"
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Network evaluations for an image in a step: with gradient, without, and with a tangent (forward mode)."""
+
+    gradient: int = 1
+    plain: int = 0
+    tangent: int = 0

@@ -1,0 +1,62 @@
+"""Stage 2: truncated consistency on [t', T]."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tcm.method.curriculum import Curriculum
+from tcm.method.objectives import TruncatedConsistency
+from tcm.method.times import LogStudentT
+from tcm.recipes.stages.base import Positive, Setting, Times
+from tcm.recipes.stages.consistency import PairsStage
+from tcm.recipes.stages.roles import Role
+
+
+class TruncatedStage(PairsStage):
+    """Consistency on [t_prime, t_max]; the frozen model of the stage before gives the boundary condition."""
+
+    objective: Literal["truncated"] = "truncated"
+    times: Times = Field(default=LogStudentT(0.0, 0.2), description="distribution of the training times")
+    curriculum: Curriculum = Field(
+        default=Curriculum(d=0), description="Δ_t, the distance of a pair's times; with d = 0 at its limit throughout"
+    )
+    t_prime: Positive = Field(default=1.0, description="t', the dividing time, where the frozen model gives the target")
+    w_b: float = Field(default=0.1, description="weight of the boundary loss")
+    rho: float = Field(default=0.25, description="ρ, share of the batch that sits at t_prime")
+    frozen: str = Field(
+        default="previous",
+        description="the consistency model below t_prime: previous (the stage before; in the first stage --init), "
+        "an earlier stage, or a model folder (with a slash)",
+    )
+    frozen_precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="precision of the frozen model's weights"
+    )
+
+    collapse_remedy: ClassVar[str] = "raise w_b or rho"
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return self.t_prime, setting.t_max
+
+    def build(self, setting: Setting) -> TruncatedConsistency:
+        objective = TruncatedConsistency(
+            self.times.within(*self.span(setting)), self.pairs(), self.t_prime, self.w_b, self.rho
+        )
+        objective.boundary_count(self.batch)
+        return objective
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        frozen = Role(
+            "frozen",
+            self.frozen,
+            sampler="consistency",
+            lowest=self.curriculum.earliest(self.t_prime),
+            highest=self.t_prime,
+            precision=self.frozen_precision,
+        )
+        return super().roles(setting) | {"frozen": frozen}
+
+    def card_fields(self, setting: Setting) -> dict[str, Any]:
+        return {"t_prime": self.t_prime}
+
+    def describe(self) -> str:
+        return f"{self.how} above t′ = {self.t_prime:g}"
