@@ -57,6 +57,9 @@ def heun_steps(
         yield SamplingStep(t, x_t, x)
 
 
+SamplerName = Literal["consistency", "heun"]
+
+
 class Sampler(ABC):
     """How a model is sampled: what its card names."""
 
@@ -192,13 +195,12 @@ def check_times(f: Denoiser, times: Sequence[float]) -> None:
     """Refuse times where the model is undefined: a silent bad picture is worse than an error."""
     if not times:
         raise TcmError(f"times is empty; use at least one time, such as {f.t_max:g}")
+    if times[0] != f.t_max:
+        raise TcmError(f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} first")
     for index, t in enumerate(times):
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"
             raise TcmError(f"times[{index}]={t:g} lies below {f.t_min:g}, where this model is undefined; {remedy}")
-        if t > f.t_max:
-            remedy = f"use a time of at most {f.t_max:g}"
-            raise TcmError(f"times[{index}]={t:g} lies above {f.t_max:g}, where this model is undefined; {remedy}")
         if index and t >= times[index - 1]:
             raise TcmError(f"times[{index}]={t:g} does not lie below times[{index - 1}]; sort the times downwards")
 
