@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tcm.devices import to_device
+from tcm.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.streams import SampleStreams
 
@@ -35,6 +36,10 @@ class Network(nn.Module, ABC):
     def blocks(self) -> list[nn.Module]:
         """The parts whose weights are gathered one at a time where processes share them (FSDP2)."""
         return [block for module in self.modules() if isinstance(module, nn.ModuleList) for block in module]
+
+    def published_names(self) -> dict[str, str]:
+        """The name of each of its tensors in the reference's checkpoints."""
+        raise TcmError(f"network={type(self).__name__} has no names in the reference; DDPM++ and EDM2 have")
 
     def draw_masks(self, streams: SampleStreams) -> Masks | None:
         """Draw each sample's dropout masks."""

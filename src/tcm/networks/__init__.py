@@ -1,51 +1,30 @@
-"""The free-form network F: DDPM++ and EDM2, built from frozen configs."""
+"""The free-form network F: each kind in a file of its own, listed here."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, SerializeAsAny
 
-from tcm.errors import TcmError
-from tcm.method.preconditioning import Network
-from tcm.networks.ddpmpp import DDPMpp, DDPMppConfig
-from tcm.networks.edm2 import CHANNELS_PER_HEAD, EDM2, EDM2Config
-from tcm.networks.layers import check_image_shape, decoder_plan, encoder_plan
+from tcm.foundation.plugins import find_class
+from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.networks.ddpmpp import DDPMppConfig
+from tcm.networks.edm2 import EDM2Config
 
-__all__ = ["EDM2", "DDPMpp", "DDPMppConfig", "EDM2Config", "NetworkConfig", "build_network", "check_network"]
+__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "network_class"]
 
-NetworkConfig = Annotated[DDPMppConfig | EDM2Config, Field(discriminator="kind")]
-
-
-def build_network(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int], classes: int) -> Network:
-    """The network of a config, freshly initialised.
-
-    >>> network = build_network(DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1), (1, 8, 8), classes=0)
-    >>> sum(parameter.numel() for parameter in network.parameters())
-    180193
-    """
-    check_network(config, image_shape)
-    match config:
-        case DDPMppConfig():
-            return DDPMpp(config, image_shape, classes)
-        case EDM2Config():
-            return EDM2(config, image_shape, classes)
+NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config}
 
 
-def check_network(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int]) -> None:
-    """Refuse, before anything is built, widths and image sizes that the network's layers cannot divide."""
-    check_image_shape(config, image_shape)
-    edm2 = isinstance(config, EDM2Config)
-    first = config.channels * (config.channel_mult[0] if edm2 else 1)
-    encoder = encoder_plan(config, image_shape, image_shape[0], first)
-    for block in encoder[1:] + decoder_plan(config, image_shape, encoder, every_block_attends=edm2):
-        if edm2 and block.attention and block.channels_out % max(1, block.channels_out // CHANNELS_PER_HEAD):
-            raise TcmError(
-                f"network.channels={config.channels} gives an attention layer of {block.channels_out} channels, which "
-                f"its {block.channels_out // CHANNELS_PER_HEAD} heads do not divide; use a multiple of "
-                f"{CHANNELS_PER_HEAD}"
-            )
-        for width in (block.channels_in, block.channels_out):
-            if not edm2 and (width < 4 or width % min(32, width // 4)):
-                raise TcmError(
-                    f"network.channels={config.channels} gives a layer of {width} channels, which group normalisation "
-                    f"cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
-                )
+def network_class(kind: str) -> type[NetworkConfig]:
+    """The config of a kind: one of ours, an entry point of the group `tcm.networks`, or `module:Class`."""
+    return find_class("network.kind", kind, NETWORKS, NetworkConfig, "tcm.networks")
+
+
+def _read(table: Any) -> Any:
+    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
+        return table
+    return network_class(table["kind"]).model_validate_json(json.dumps(table), strict=True)
+
+
+AnyNetwork = Annotated[SerializeAsAny[NetworkConfig], BeforeValidator(_read)]
+"""A network's config, read from a table by its `kind`."""

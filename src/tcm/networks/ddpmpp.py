@@ -1,29 +1,56 @@
 """DDPM++ as EDM uses it for CIFAR-10: 55.7 M parameters at 128 channels, multipliers 2, 2, 2, 4 blocks."""
 
+from collections.abc import Mapping
 from math import sqrt
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tcm.errors import TcmError
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
+from tcm.networks.base import ImageShape
 from tcm.networks.layers import (
     BlockPlan,
     Resample,
     UNetConfig,
     attend,
-    check_image_shape,
+    class_count,
     decoder_plan,
     drop,
     encoder_plan,
     level_shape,
+    listed,
     merge_heads,
     one_hot,
+    published_names,
     resample,
+    resolution,
     split_heads,
+    translate,
 )
+
+PUBLISHED_PARTS = {
+    "norm_0": "norm0",
+    "conv_0": "conv0",
+    "affine": "affine",
+    "norm_1": "norm1",
+    "conv_1": "conv1",
+    "skip": "skip",
+    "attention.norm": "norm2",
+    "attention.qkv": "qkv",
+    "attention.proj": "proj",
+}
+PUBLISHED_OUTSIDE = {"embed_label": "map_label", "embed_0": "map_layer0", "embed_1": "map_layer1"}
+PUBLISHED_FIXED: dict[str, object] = {
+    "embedding_type": "positional",
+    "encoder_type": "standard",
+    "decoder_type": "standard",
+    "resample_filter": [1, 1],
+}
 
 
 class DDPMppConfig(UNetConfig):
@@ -36,21 +63,65 @@ class DDPMppConfig(UNetConfig):
     attention: tuple[int, ...] = (16,)
     noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
 
+    published_types: ClassVar[tuple[str, ...]] = ("SongUNet",)
+
+    def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "DDPMpp":
+        self.check(image_shape)
+        return DDPMpp(self, image_shape, class_count(condition))
+
+    def check(self, image_shape: ImageShape) -> None:
+        """Refuse images that the levels do not divide, and widths that the groups of a normalisation do not."""
+        super().check(image_shape)
+        encoder, decoder = self.plans(image_shape)
+        for block in encoder[1:] + decoder:
+            for width in (block.channels_in, block.channels_out):
+                if width < 4 or width % min(32, width // 4):
+                    raise TcmError(
+                        f"network.channels={self.channels} gives a layer of {width} channels, which group "
+                        f"normalisation cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
+                    )
+
+    def plans(self, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
+        """The blocks of the encoder and of the decoder."""
+        encoder = encoder_plan(self, image_shape, image_shape[0], self.channels)
+        return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=False)
+
+    @classmethod
+    def from_published(cls, arguments: Mapping[str, object]) -> Self:
+        """The config of EDM's SongUNet; NCSN++, which is the same class with other arguments, is refused."""
+        for name, value in PUBLISHED_FIXED.items():
+            given = arguments.get(name, value)
+            if (list(given) if isinstance(given, tuple) else given) != value:
+                raise TcmError(f"{name}={given!r} makes this an NCSN++, which is not supported; DDPM++ has {value!r}")
+        return cls.model_validate(
+            {
+                "channels": arguments.get("model_channels", 128),
+                "channel_mult": listed(arguments, "channel_mult", (2, 2, 2)),
+                "blocks": arguments.get("num_blocks", 4),
+                "attention": listed(arguments, "attn_resolutions", (16,)),
+                "noise_mult": arguments.get("channel_mult_noise", 1),
+                "dropout": arguments.get("dropout", 0.0),
+            }
+        )
+
+    def published_arguments(self) -> dict[str, object]:
+        """The arguments of EDM's SongUNet."""
+        own = {"model_type": "SongUNet", "channel_mult_noise": self.noise_mult}
+        return super().published_arguments() | own | PUBLISHED_FIXED
+
 
 class DDPMpp(Network):
     """A U-Net of residual blocks with group normalisation, conditioned by adding the embedding to the activations."""
 
-    def __init__(self, config: DDPMppConfig, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, config: DDPMppConfig, image_shape: ImageShape, classes: int) -> None:
         super().__init__()
-        check_image_shape(config, image_shape)
-        self.config, self.classes = config, classes
+        self.classes, self.image_shape = classes, image_shape
         noise, embedding = config.channels * config.noise_mult, config.channels * 4
         self.embed_label = _linear(classes, noise) if classes else None
         self.embed_0 = _linear(noise, embedding)
         self.embed_1 = _linear(embedding, embedding)
 
-        encoder = self.encoder_plan = encoder_plan(config, image_shape, image_shape[0], config.channels)
-        decoder = self.decoder_plan = decoder_plan(config, image_shape, encoder, every_block_attends=False)
+        encoder, decoder = self.encoder_plan, self.decoder_plan = config.plans(image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         self.dropout = config.dropout
         self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in blocks)
@@ -62,26 +133,33 @@ class DDPMpp(Network):
         self.norm_out = _group_norm(width)
         self.conv_out = _conv(width, image_shape[0], 3, gain=1e-5)
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
         emb = positional_embedding(c_noise, self.embed_0.in_features).to(self.embed_0.weight.dtype)
         if self.embed_label is not None:
-            emb = emb + self.embed_label(one_hot(labels, self.classes, emb))
+            emb = emb + self.embed_label(one_hot(condition, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
 
         x = self.conv_in(x.to(self.conv_in.weight.dtype))
         skips = [x]
-        for place, block in enumerate(self.encoder):
-            x = block(x, emb, masks, place)
+        for index, block in enumerate(self.encoder):
+            x = block(x, emb, masks, index)
             skips.append(x)
-        for place, (plan, block) in enumerate(zip(self.decoder_plan, self.decoder, strict=True), len(self.encoder)):
+        for index, (plan, block) in enumerate(zip(self.decoder_plan, self.decoder, strict=True), len(self.encoder)):
             if plan.takes_skip:
                 x = torch.cat([x, skips.pop()], dim=1)
-            x = block(x, emb, masks, place)
+            x = block(x, emb, masks, index)
         return self.conv_out(F.silu(self.norm_out(x)))
 
-    def normalize_weights(self) -> None:
-        """DDPM++ has no forced weight normalisation."""
+    def published_names(self) -> dict[str, str]:
+        """EDM's names."""
+        full = resolution(self.image_shape, 0)
+        outside = PUBLISHED_OUTSIDE | {
+            "norm_out": f"dec.{full}x{full}_aux_norm",
+            "conv_out": f"dec.{full}x{full}_aux_conv",
+        }
+        modules = published_names(self.image_shape, self.encoder_plan, self.decoder_plan, PUBLISHED_PARTS, outside)
+        return translate(self.state_dict(), modules)
 
 
 class Block(nn.Module):
@@ -100,11 +178,11 @@ class Block(nn.Module):
         self.skip = _conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
         self.attention = Attention(width) if plan.attention else None
 
-    def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, place: int) -> Tensor:
-        """The block's output; `place` finds its dropout mask."""
+    def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, index: int) -> Tensor:
+        """The block's output; its dropout mask is the one of this index."""
         h = self.conv_0(resample(F.silu(self.norm_0(x)), self.resample))
         h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None]))
-        h = self.conv_1(drop(h, masks, place, self.dropout))
+        h = self.conv_1(drop(h, masks, index, self.dropout))
         x = resample(x, self.resample)
         x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
         return x if self.attention is None else self.attention(x)

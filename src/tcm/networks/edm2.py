@@ -1,34 +1,58 @@
 """EDM2: a magnitude-preserving U-Net. 280.2 M parameters (S) at 192 channels, 1119.3 M (XL) at 384."""
 
+from collections.abc import Mapping
 from math import prod, sqrt
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tcm.errors import TcmError
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
+from tcm.networks.base import ImageShape
 from tcm.networks.layers import (
     BlockPlan,
     Resample,
     UNetConfig,
     attend,
-    check_image_shape,
+    class_count,
     decoder_plan,
     drop,
     encoder_plan,
     level_shape,
+    listed,
     merge_heads,
     one_hot,
+    published_names,
     resample,
     resolution,
     split_heads,
+    translate,
 )
 
 CHANNELS_PER_HEAD = 64
 LABEL_BALANCE, SKIP_BALANCE, RESIDUAL_BALANCE, ATTENTION_BALANCE = 0.5, 0.5, 0.3, 0.3
 CLIP = 256.0
+
+PUBLISHED_PARTS = {
+    "skip": "conv_skip",
+    "conv_0": "conv_res0",
+    "affine": "emb_linear",
+    "affine_gain": "emb_gain",
+    "conv_1": "conv_res1",
+    "attention.qkv": "attn_qkv",
+    "attention.proj": "attn_proj",
+}
+PUBLISHED_OUTSIDE = {
+    "embed_fourier": "emb_fourier",
+    "embed_noise": "emb_noise",
+    "embed_label": "emb_label",
+    "conv_out": "out_conv",
+    "gain_out": "out_gain",
+}
 
 
 class EDM2Config(UNetConfig):
@@ -43,30 +67,70 @@ class EDM2Config(UNetConfig):
     )
     dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")
 
+    published_types: ClassVar[tuple[str, ...]] = ("EDM2UNet", "UNet")
+
+    def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "EDM2":
+        self.check(image_shape)
+        return EDM2(self, image_shape, class_count(condition))
+
+    def check(self, image_shape: ImageShape) -> None:
+        """Refuse images that the levels do not divide, and widths that the heads of attention do not."""
+        super().check(image_shape)
+        encoder, decoder = self.plans(image_shape)
+        for block in encoder[1:] + decoder:
+            heads = block.channels_out // CHANNELS_PER_HEAD
+            if block.attention and block.channels_out % max(1, heads):
+                raise TcmError(
+                    f"network.channels={self.channels} gives an attention layer of {block.channels_out} channels, "
+                    f"which its {heads} heads do not divide; use a multiple of {CHANNELS_PER_HEAD}"
+                )
+
+    def plans(self, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
+        """The blocks of the encoder and of the decoder."""
+        # One more input channel, of ones, takes the place of biases.
+        encoder = encoder_plan(self, image_shape, image_shape[0] + 1, self.channels * self.channel_mult[0])
+        return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=True)
+
+    @classmethod
+    def from_published(cls, arguments: Mapping[str, object]) -> Self:
+        """The config of EDM2's UNet."""
+        return cls.model_validate(
+            {
+                "channels": arguments.get("model_channels", 192),
+                "channel_mult": listed(arguments, "channel_mult", (1, 2, 3, 4)),
+                "blocks": arguments.get("num_blocks", 3),
+                "attention": listed(arguments, "attn_resolutions", (16, 8)),
+                "dropout": arguments.get("dropout", 0.0),
+                "dropout_up_to": max(listed(arguments, "dout_resolutions", (16,))),
+            }
+        )
+
+    def published_arguments(self) -> dict[str, object]:
+        """The arguments of EDM2's UNet."""
+        drops_at = [self.dropout_up_to >> level for level in range(self.dropout_up_to.bit_length())]
+        return super().published_arguments() | {"model_type": "EDM2UNet", "dout_resolutions": drops_at}
+
 
 class EDM2(Network):
     """A U-Net whose activations, weights and updates keep their magnitudes by construction."""
 
-    def __init__(self, config: EDM2Config, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, config: EDM2Config, image_shape: ImageShape, classes: int) -> None:
         super().__init__()
-        check_image_shape(config, image_shape)
-        self.config, self.classes = config, classes
+        self.classes, self.image_shape = classes, image_shape
         noise, embedding = config.channels * config.channel_mult[0], config.channels * max(config.channel_mult)
         self.embed_fourier = FourierFeatures(noise)
         self.embed_noise = MPLinear(noise, embedding)
         self.embed_label = MPLinear(classes, embedding) if classes else None
 
-        # One more input channel, of ones, takes the place of biases.
-        encoder = self.encoder_plan = encoder_plan(config, image_shape, image_shape[0] + 1, noise)
-        decoder = self.decoder_plan = decoder_plan(config, image_shape, encoder, every_block_attends=True)
+        encoder, decoder = self.encoder_plan, self.decoder_plan = config.plans(image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         dropping = [plan for plan in blocks if resolution(image_shape, plan.level) <= config.dropout_up_to]
         self.dropout = config.dropout
         self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in dropping)
-        places = {id(plan): place for place, plan in enumerate(dropping)}
+        masks = {id(plan): index for index, plan in enumerate(dropping)}
 
         def block(plan: BlockPlan, side: Literal["encoder", "decoder"]) -> Block:
-            return Block(plan, side, embedding, config.dropout, places.get(id(plan)))
+            return Block(plan, side, embedding, config.dropout, masks.get(id(plan)))
 
         self.conv_in = MPConv(image_shape[0] + 1, noise, 3)
         self.encoder = nn.ModuleList(block(plan, "encoder") for plan in encoder[1:])
@@ -74,11 +138,11 @@ class EDM2(Network):
         self.conv_out = MPConv(decoder[-1].channels_out, image_shape[0], 3)
         self.gain_out = nn.Parameter(torch.zeros([]))
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
         emb = self.embed_noise(self.embed_fourier(c_noise))
         if self.embed_label is not None:
-            emb = mp_sum(emb, self.embed_label(one_hot(labels, self.classes, emb)), LABEL_BALANCE)
+            emb = mp_sum(emb, self.embed_label(one_hot(condition, self.classes, emb)), LABEL_BALANCE)
         emb = mp_silu(emb)
 
         x = x.to(self.conv_in.weight.dtype)
@@ -92,6 +156,13 @@ class EDM2(Network):
                 x = mp_cat(x, skips.pop(), SKIP_BALANCE)
             x = block(x, emb, masks)
         return self.conv_out(x, self.gain_out)
+
+    def published_names(self) -> dict[str, str]:
+        """EDM2's names."""
+        modules = published_names(
+            self.image_shape, self.encoder_plan, self.decoder_plan, PUBLISHED_PARTS, PUBLISHED_OUTSIDE
+        )
+        return translate(self.state_dict(), modules)
 
     @torch.no_grad()
     def normalize_weights(self) -> None:
@@ -110,12 +181,12 @@ class Block(nn.Module):
         side: Literal["encoder", "decoder"],
         embedding: int,
         dropout: float,
-        dropout_place: int | None,
+        mask_index: int | None,
     ) -> None:
         super().__init__()
         self.normalises = side == "encoder"
         self.resample: Resample = plan.kind if plan.kind in ("up", "down") else "keep"
-        self.dropout, self.dropout_place = dropout, dropout_place
+        self.dropout, self.mask_index = dropout, mask_index
         width_in, width = plan.channels_in, plan.channels_out
         self.skip = MPConv(width_in, width, 1) if width_in != width else None
         self.conv_0 = MPConv(width if side == "encoder" else width_in, width, 3)
@@ -132,7 +203,7 @@ class Block(nn.Module):
             x = normalize(x if self.skip is None else self.skip(x), dims=(1,))
         h = self.conv_0(mp_silu(x))
         h = mp_silu(h * (self.affine(emb, self.affine_gain) + 1)[:, :, None, None].to(h.dtype))
-        h = self.conv_1(drop(h, masks, self.dropout_place, self.dropout))
+        h = self.conv_1(drop(h, masks, self.mask_index, self.dropout))
         if not self.normalises and self.skip is not None:
             x = self.skip(x)
         x = mp_sum(x, h, RESIDUAL_BALANCE)

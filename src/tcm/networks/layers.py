@@ -1,29 +1,49 @@
-"""What both networks share: the plan of a U-Net, labels, dropout, attention, resampling."""
+"""What our U-Nets share: their plan, labels, dropout, attention, resampling, and how published ones are named."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from tcm.errors import TcmError
+from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
+from tcm.networks.base import ImageShape, NetworkConfig
 
 Resample = Literal["keep", "up", "down"]
 
 
-class UNetConfig(BaseModel):
+class UNetConfig(NetworkConfig):
     """The shape of a U-Net: level i has channels × channel_mult[i] channels at 1/2^i of the resolution."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     channels: int = Field(gt=0, description="channels of the first level's unit")
     channel_mult: tuple[int, ...] = Field(min_length=1, description="channels of each level, in units of `channels`")
     blocks: int = Field(gt=0, description="residual blocks per level")
     attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that an activation is dropped")
+
+    def check(self, image_shape: ImageShape) -> None:
+        """Refuse images that the levels do not divide."""
+        step = 2 ** (len(self.channel_mult) - 1)
+        for name, size in zip(("height", "width"), image_shape[1:], strict=True):
+            if size < 1 or size % step:
+                raise TcmError(
+                    f"image {name}={size} is not a multiple of {step}, which the {len(self.channel_mult)} levels of "
+                    f"channel_mult={list(self.channel_mult)} need; resize the images or use fewer levels"
+                )
+
+    def published_arguments(self) -> dict[str, object]:
+        """What the reference's U-Nets have in common."""
+        return {
+            "model_channels": self.channels,
+            "channel_mult": list(self.channel_mult),
+            "num_blocks": self.blocks,
+            "attn_resolutions": list(self.attention),
+            "dropout": self.dropout,
+        }
 
 
 @dataclass(frozen=True)
@@ -40,7 +60,7 @@ class BlockPlan:
 
 
 def encoder_plan(
-    config: UNetConfig, image_shape: tuple[int, int, int], input_channels: int, first_channels: int
+    config: UNetConfig, image_shape: ImageShape, input_channels: int, first_channels: int
 ) -> list[BlockPlan]:
     """The encoder's blocks, in order: a convolution or a halving, then the level's blocks."""
     plan = [BlockPlan("conv", 0, 0, input_channels, first_channels, False)]
@@ -54,7 +74,7 @@ def encoder_plan(
 
 
 def decoder_plan(
-    config: UNetConfig, image_shape: tuple[int, int, int], encoder: list[BlockPlan], every_block_attends: bool
+    config: UNetConfig, image_shape: ImageShape, encoder: list[BlockPlan], every_block_attends: bool
 ) -> list[BlockPlan]:
     """The decoder's blocks, in order: two blocks at the lowest level or a doubling, then the level's blocks.
 
@@ -76,41 +96,39 @@ def decoder_plan(
     return plan
 
 
-def resolution(image_shape: tuple[int, int, int], level: int) -> int:
+def resolution(image_shape: ImageShape, level: int) -> int:
     """The longer side at a level."""
     return max(image_shape[1:]) >> level
 
 
-def check_image_shape(config: UNetConfig, image_shape: tuple[int, int, int]) -> None:
-    """Refuse images that the levels do not divide."""
-    step = 2 ** (len(config.channel_mult) - 1)
-    for name, size in zip(("height", "width"), image_shape[1:], strict=True):
-        if size < 1 or size % step:
-            raise TcmError(
-                f"image {name}={size} is not a multiple of {step}, which the {len(config.channel_mult)} levels of "
-                f"channel_mult={list(config.channel_mult)} need; resize the images or use fewer levels"
-            )
-
-
-def level_shape(image_shape: tuple[int, int, int], level: int, channels: int) -> tuple[int, int, int]:
+def level_shape(image_shape: ImageShape, level: int, channels: int) -> ImageShape:
     """The shape of the activations of a level."""
     return channels, image_shape[1] >> level, image_shape[2] >> level
 
 
-def one_hot(labels: Tensor | None, count: int, like: Tensor) -> Tensor:
+def class_count(condition: ConditionKind | None) -> int:
+    """The number of classes that a network is built for, 0 for none."""
+    if isinstance(condition, Classes | None):
+        return 0 if condition is None else condition.count
+    raise TcmError(f"condition={condition} is not for this network, which takes class labels; use another network")
+
+
+def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
     """Labels (B,) as unit vectors times √count, so that their mean square is 1; no label (−1) is zero."""
-    rows = torch.zeros(len(like), count, device=like.device, dtype=like.dtype)
-    if labels is None:
+    rows = torch.zeros(like.shape[0], count, device=like.device, dtype=like.dtype)
+    if condition is None:
         return rows
-    known = (labels >= 0).to(like.dtype)
-    return rows.scatter(1, labels.clamp_min(0)[:, None], (known * count**0.5)[:, None])
+    if not isinstance(condition, Labels):
+        raise TcmError(f"a {type(condition).__name__} condition is not for this network; give it class labels")
+    known = (condition.index >= 0).to(like.dtype)
+    return rows.scatter(1, condition.index.clamp_min(0)[:, None], (known * count**0.5)[:, None])
 
 
-def drop(x: Tensor, masks: Masks | None, place: int | None, rate: float) -> Tensor:
-    """Dropout with the mask of the layer at `place`; the mask alone is kept for the backward pass."""
-    if masks is None or place is None:
+def drop(x: Tensor, masks: Masks | None, index: int | None, rate: float) -> Tensor:
+    """Dropout with the mask of this index; the mask alone is kept for the backward pass."""
+    if masks is None or index is None:
         return x
-    return (x * masks[place]).mul_(1 / (1 - rate))
+    return (x * masks[index]).mul_(1 / (1 - rate))
 
 
 def split_heads(qkv: Tensor, heads: int) -> Tensor:
@@ -130,7 +148,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Torch chooses the kernel. The fused ones have no forward-mode derivative: torch.func.jvp needs the plain one, inside
     `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
-    if len(q) == 0:  # some kernels refuse a batch of no rows
+    if q.shape[0] == 0:  # some kernels refuse a batch of no rows
         return v
     return F.scaled_dot_product_attention(q, k, v)
 
@@ -152,3 +170,39 @@ def resample(x: Tensor, mode: Resample) -> Tensor:
         case "up":
             rows = torch.stack((x, x), dim=4).flatten(3)
             return torch.stack((rows, rows), dim=3).flatten(2, 3)
+
+
+def published_names(
+    image_shape: ImageShape,
+    encoder: list[BlockPlan],
+    decoder: list[BlockPlan],
+    parts: Mapping[str, str],
+    outside: Mapping[str, str],
+) -> dict[str, str]:
+    """Our module ↦ the reference's: those of the blocks by their `parts`, and those `outside` the blocks."""
+    full = resolution(image_shape, 0)
+    names = {**outside, "conv_in": f"enc.{full}x{full}_conv"}
+    for ours, theirs, blocks in (("encoder", "enc", encoder[1:]), ("decoder", "dec", decoder)):
+        for index, plan in enumerate(blocks):
+            side = resolution(image_shape, plan.level)
+            number = plan.index if plan.kind in ("in", "block") else ""
+            block = f"{theirs}.{side}x{side}_{plan.kind}{number}"
+            names |= {f"{ours}.{index}.{part}": f"{block}.{other}" for part, other in parts.items()}
+    return names
+
+
+def translate(names: Iterable[str], modules: Mapping[str, str]) -> dict[str, str]:
+    """Our tensor's name ↦ the reference's, by the modules that hold them."""
+
+    def other(name: str) -> str:
+        if name in modules:
+            return modules[name]
+        module, _, leaf = name.rpartition(".")
+        return f"{modules[module]}.{leaf}"
+
+    return {name: other(name) for name in names}
+
+
+def listed(arguments: Mapping[str, object], name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """A list among the reference's constructor arguments."""
+    return tuple(cast(Sequence[int], arguments.get(name, default)))
