@@ -6,7 +6,7 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -99,6 +99,7 @@ class Classes:
     """
 
     count: int
+    kind: Literal["classes"] = "classes"
 
     def __post_init__(self) -> None:
         if self.count < 1:

@@ -41,6 +41,10 @@ class Network(nn.Module, ABC):
         """The name of each of its tensors in the reference's checkpoints."""
         raise TcmError(f"network={type(self).__name__} has no names in the reference; DDPM++ and EDM2 have")
 
+    def published_constants(self) -> dict[str, Tensor]:
+        """Constants that the reference's checkpoints hold besides the weights."""
+        return {}
+
     def draw_masks(self, streams: SampleStreams) -> Masks | None:
         """Draw each sample's dropout masks."""
         if self.dropout == 0:

@@ -1,5 +1,6 @@
 """DDPM++ as EDM uses it for CIFAR-10: 55.7 M parameters at 128 channels, multipliers 2, 2, 2, 4 blocks."""
 
+import re
 from collections.abc import Mapping
 from math import sqrt
 from typing import ClassVar, Literal, Self
@@ -160,6 +161,13 @@ class DDPMpp(Network):
         }
         modules = published_names(self.image_shape, self.encoder_plan, self.decoder_plan, PUBLISHED_PARTS, outside)
         return translate(self.state_dict(), modules)
+
+
+    def published_constants(self) -> dict[str, Tensor]:
+        """The filter [1, 1] of each layer that resamples."""
+        layers = [name.removesuffix(".weight") for name in self.published_names().values() if name.endswith("weight")]
+        resampling = [layer for layer in layers if re.search(r"x\d+_(up|down)\.(skip|conv0)$", layer)]
+        return {f"{layer}.resample_filter": torch.full((1, 1, 2, 2), 0.25) for layer in resampling}
 
 
 class Block(nn.Module):

@@ -7,7 +7,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from tcm.errors import TcmError
-from tcm.networks import DDPMppConfig, EDM2Config
 from tcm.weights.model import Model, ModelCard
 from tcm.weights.reference import to_reference
 
@@ -39,28 +38,9 @@ def reference_arguments(card: ModelCard) -> dict[str, object]:
     channels, height, width = card.image_shape
     if height != width:
         raise TcmError(f"image_shape={card.image_shape} is not square, and the reference knows square images only")
-    config = card.network
-    shared: dict[str, object] = {
+    return {
         "img_resolution": height,
         "img_channels": channels,
-        "label_dim": card.classes,
+        "label_dim": 0 if card.condition is None else card.condition.count,
         "sigma_data": card.sigma_data,
-        "model_channels": config.channels,
-        "channel_mult": list(config.channel_mult),
-        "num_blocks": config.blocks,
-        "attn_resolutions": list(config.attention),
-        "dropout": config.dropout,
-    }
-    match config:
-        case DDPMppConfig():
-            return shared | {
-                "model_type": "SongUNet",
-                "channel_mult_noise": config.noise_mult,
-                "embedding_type": "positional",
-                "encoder_type": "standard",
-                "decoder_type": "standard",
-                "resample_filter": [1, 1],
-            }
-        case EDM2Config():
-            drops_at = [config.dropout_up_to >> level for level in range(config.dropout_up_to.bit_length())]
-            return shared | {"model_type": "EDM2UNet", "dout_resolutions": drops_at}
+    } | card.network.published_arguments()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,11 +12,14 @@ from torch import Tensor
 
 from tcm.errors import TcmError
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
-from tcm.weights.model import Kind, Model, ModelCard, Provenance
+from tcm.weights.model import Model, ModelCard, Provenance
 from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.reference import left_out, load_denoiser, parse_arguments
 from tcm.weights.torchfiles import read_torch
+
+Kind = Literal["diffusion", "consistency", "truncated"]
+"""What published models were trained as."""
 
 # Named by the network's first convolution: whatever stands before it is the prefix.
 FIRST_CONVOLUTION = re.compile(r"(?P<prefix>.*?)enc\.(?P<side>\d+)x(?P=side)_conv\.weight")
@@ -75,7 +79,7 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
         raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
     try:
         ignored = left_out(found.weights)
-        config, image_shape, classes = parse_arguments(found.arguments)
+        config, image_shape, condition = parse_arguments(found.arguments)
         denoiser = load_denoiser(found.weights, found.arguments)
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, TcmError):
@@ -86,9 +90,10 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
     head = denoiser.uncertainty
     card = ModelCard(
         kind=chosen,
+        sampler="heun" if chosen == "diffusion" else "consistency",
         network=config,
         image_shape=image_shape,
-        classes=classes,
+        condition=condition,
         sigma_data=denoiser.sigma_data,
         t_min=denoiser.t_min,
         t_max=denoiser.t_max,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
@@ -12,17 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tcm.errors import TcmError, describe_validation
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
-from tcm.method.sampling import consistency_times, sample_consistency, sample_heun
-from tcm.method.streams import SampleStreams, derive_seed
-from tcm.networks import NetworkConfig, build_network
+from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, SamplerName, last
+from tcm.method.streams import SampleStreams
+from tcm.networks import AnyNetwork
 from tcm.weights.folders import new_folder
 from tcm.weights.tensors import load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-
-Kind = Literal["diffusion", "consistency", "truncated"]
-
 
 class Provenance(BaseModel):
     """Where a model comes from: a run's recipe, stage and step, or an imported file and its licence."""
@@ -43,11 +41,12 @@ class ModelCard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: Literal["truncated-consistency"] = "truncated-consistency"
-    format: Literal[1] = 1
-    kind: Kind
-    network: NetworkConfig
+    format: Literal[2] = 2
+    kind: str = Field(min_length=1, description="the objective that the model was trained with")
+    sampler: SamplerName = Field(description="how the model is sampled")
+    network: AnyNetwork
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    classes: int = Field(default=0, ge=0)
+    condition: ConditionKind | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
     t_max: float = Field(default=80.0, gt=0)
@@ -56,12 +55,25 @@ class ModelCard(BaseModel):
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     provenance: Provenance = Provenance()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_format_1(cls, fields: Any) -> Any:
+        """Cards of the first version: the kind stood for the sampler, and labels were the only condition."""
+        if not isinstance(fields, dict):
+            return fields
+        fields = dict(fields)
+        fields.setdefault("sampler", "heun" if fields.get("kind") == "diffusion" else "consistency")
+        if fields.get("format") == 1:
+            classes = fields.pop("classes", 0)
+            fields |= {"format": 2, "condition": {"count": classes} if classes else None}
+        return fields
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
-        if (self.kind == "truncated") != (self.t_prime is not None):
-            raise ValueError(f"t_prime={self.t_prime} does not fit kind={self.kind}; a truncated model alone has one")
+        if self.kind == "truncated" and self.t_prime is None:
+            raise ValueError("t_prime is missing; a truncated model begins there")
         if self.t_prime is not None and self.t_prime != self.t_min:
             raise ValueError(f"t_min={self.t_min} must be t_prime={self.t_prime}: a truncated model begins there")
         return self
@@ -85,9 +97,9 @@ class Model:
     def fresh(cls, card: ModelCard) -> Self:
         """A model with newly initialised weights."""
         denoiser = Denoiser(
-            build_network(card.network, card.image_shape, card.classes),
+            card.network.build(card.image_shape, card.condition),
             card.image_shape,
-            card.classes,
+            card.condition,
             sigma_data=card.sigma_data,
             t_min=card.t_min,
             t_max=card.t_max,
@@ -131,9 +143,10 @@ class Model:
         self.denoiser.to(device)
         return self
 
-    def times(self, steps: int) -> list[float]:
-        """The times at which a consistency model is evaluated when sampling in `steps` steps."""
-        return consistency_times(steps, self.card.t_max, max(self.card.second_time, self.card.t_min))
+    @property
+    def sampler(self) -> Sampler:
+        """How the model is sampled."""
+        return HeunSampler() if self.card.sampler == "heun" else ConsistencySampler(self.card.second_time)
 
     def sample(
         self,
@@ -144,12 +157,13 @@ class Model:
         seed: int = 0,
         seeds: Sequence[int] | None = None,
         labels: Sequence[int] | int | None = None,
+        condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
-        """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its label alone.
+        """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its condition alone.
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
-        (18 by default) of Heun's method. Without `labels`, each image's class is drawn from its seed.
+        (18 by default) of Heun's method. Without `labels` or a `condition`, each image's class is drawn from its seed.
         """
         if seeds is not None and count is not None and count != len(seeds):
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
@@ -160,44 +174,24 @@ class Model:
                 f"count={count} images in batches of {batch} cannot be; use a count of 0 or more, a batch of 1 or more"
             )
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
-        classes = self._labels(seeds, labels)
+        if condition is None:
+            condition = self._condition(seeds, labels)
+        device = next(self.denoiser.parameters()).device
         parts = []
         for start in range(0, len(seeds), batch):
-            some = slice(start, start + batch)
-            parts.append(self._sample_batch(seeds[some], None if classes is None else classes[some], steps, times))
+            rows = slice(start, start + batch)
+            some = None if condition is None else condition.select(rows).to(device)
+            steps_ = self.sampler.run(self.denoiser, SampleStreams(seeds[rows]), some, steps=steps, times=times)
+            parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
 
-    def _sample_batch(
-        self, seeds: list[int], labels: Tensor | None, steps: int | None, times: Sequence[float] | None
-    ) -> Tensor:
-        streams = SampleStreams(seeds)
-        if labels is not None:
-            labels = labels.to(next(self.denoiser.parameters()).device)
-        if self.card.kind == "diffusion":
-            if times is not None:
-                raise TcmError(
-                    f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18"
-                )
-            return sample_heun(self.denoiser, 18 if steps is None else steps, streams, labels).cpu()
-        if times is None:
-            times = self.times(1 if steps is None else steps)
-        return sample_consistency(self.denoiser, times, streams, labels).cpu()
-
-    def _labels(self, seeds: list[int], labels: Sequence[int] | int | None) -> Tensor | None:
-        if self.card.classes == 0:
+    def _condition(self, seeds: list[int], labels: Sequence[int] | int | None) -> Condition | None:
+        kind = self.card.condition
+        if kind is None:
             if labels is not None:
                 raise TcmError(f"labels={labels} were given, and this model knows no classes; leave them out")
             return None
-        if labels is None:
-            labels = [derive_seed("class", seed) % self.card.classes for seed in seeds]
-        chosen = torch.tensor([labels] * len(seeds) if isinstance(labels, int) else list(labels))
-        if len(chosen) != len(seeds):
-            raise TcmError(
-                f"labels has {len(chosen)} entries for {len(seeds)} images; give one per image, or one number"
-            )
-        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.card.classes:
-            raise TcmError(f"labels={labels} must lie between 0 and {self.card.classes - 1}")
-        return chosen
+        return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
 
 
 def _check_replaceable(path: Path) -> None:
