@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TypeVar
 
-from tcm.foundation.errors import TcmError
+from tcm.errors import TcmError
 
 Base = TypeVar("Base")
 
