@@ -12,10 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tcm.errors import TcmError, describe_validation
-from tcm.recipes.fields import UNSET
 from tcm.recipes.schema import Recipe
 
 Tree = dict[str, Any]
+
+UNSET = "none"
+"""How TOML, which has no null, says that an optional key is not set."""
 
 TAGS = ("objective", "kind")
 """Keys that decide which other keys a table has."""
@@ -40,7 +42,8 @@ def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     tree = _load(str(name_or_path), ())
     tree = _in_order(_merge(tree, _override_tree(overrides, tree)), "overrides")
     try:
-        return Recipe.model_validate(_with_tuples(tree), strict=True)
+        # JSON's strictness is the right one for TOML: a list may become a tuple, but text never a number.
+        return Recipe.model_validate_json(json.dumps(_with_nulls(tree), default=str), strict=True)
     except ValidationError as error:
         raise describe_validation(error, str(name_or_path), Recipe) from error
 
@@ -214,14 +217,14 @@ def _in_order(tree: Tree, source: str) -> Tree:
     return rest | {"stages": {name: stages[name] for name in order}}
 
 
-def _with_tuples(value: object) -> object:
-    """Lists as the tuples that a frozen recipe holds: its strict validation takes nothing else."""
+def _with_nulls(value: object) -> object:
+    """"none" as the null that TOML does not have."""
     match value:
         case dict():
-            return {key: _with_tuples(item) for key, item in value.items()}
+            return {key: _with_nulls(item) for key, item in value.items()}
         case list():
-            return tuple(_with_tuples(item) for item in value)
-    return value
+            return [_with_nulls(item) for item in value]
+    return None if value == UNSET else value
 
 
 def toml_value(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tcm.method.curriculum import Curriculum
 from tcm.method.objectives import TruncatedConsistency
@@ -31,6 +31,14 @@ class TruncatedStage(PairsStage):
     frozen_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="precision of the frozen model's weights"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_the_limit(cls, table: Any) -> Any:
+        """A curriculum that leaves d out is at its limit throughout, as the whole stage's default is."""
+        if isinstance(table, dict) and isinstance(table.get("curriculum"), dict):
+            return table | {"curriculum": {"d": 0} | table["curriculum"]}
+        return table
 
     collapse_remedy: ClassVar[str] = "raise w_b or rho"
 
