@@ -20,7 +20,7 @@ from tcm.method.objectives import (
 from tcm.method.preconditioning import Denoiser, Network, Uncertainty
 from tcm.method.streams import SampleStreams
 from tcm.method.times import LogNormal, LogStudentT
-from tcm.networks import DDPMppConfig, EDM2Config, build_network
+from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
 from tcm.weights import Model, ModelCard, load
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "ModelCard",
     "Models",
     "Network",
+    "NetworkConfig",
     "Pairs",
     "PowerDecay",
     "PseudoHuber",
@@ -47,6 +48,5 @@ __all__ = [
     "SquaredL2",
     "TruncatedConsistency",
     "Uncertainty",
-    "build_network",
     "load",
 ]

@@ -47,6 +47,10 @@ class TimeDistribution(ABC):
     def standard(self) -> stats.rv_continuous:
         """The distribution of z."""
 
+    def check(self) -> None:
+        """Refuse a distribution with no probability between low and high."""
+        _table(self)
+
     def quantile(self, u: Tensor) -> Tensor:
         """The t below which the fraction u of all draws lies (float64, on the CPU)."""
         cumulative, ln_t = _table(self)

@@ -245,7 +245,8 @@ def toml_value(value: object) -> str:
         case BaseModel():
             return toml_value(value.model_dump())
         case Mapping():
-            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
+            ordered = sorted(value.items(), key=lambda item: item[0] not in TAGS)
+            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in ordered) + " }"
         case Sequence():
             return "[" + ", ".join(toml_value(item) for item in value) + "]"
     raise AssertionError(f"a recipe holds no {type(value).__name__}")

@@ -27,10 +27,9 @@ class DataSpec(Spec):
 
 
 def _default_second_time(fields: dict[str, Any]) -> float:
-    """1, or where the last stage's range begins."""
-    stages: dict[str, Stage] = fields["stages"]
-    setting = Setting.model_construct(**{key: fields[key] for key in Setting.model_fields if key in fields})
-    return max(1.0, *(stage.span(setting)[0] for stage in list(stages.values())[-1:]))
+    """1, or where the last of the ranges begins."""
+    setting = Setting.model_construct(**{key: fields[key] for key in Setting.model_fields})
+    return max([1.0, *(stage.span(setting)[0] for stage in fields["stages"].values())])
 
 
 class Recipe(Setting):
@@ -122,8 +121,7 @@ def _check_whole(recipe: Recipe) -> None:
 
 def _check_second_time(recipe: Recipe) -> None:
     """The second of two sampling steps must lie where the last model is defined."""
-    name, stage = list(recipe.stages.items())[-1]
-    low, _ = stage.span(recipe)
+    low, name = max((stage.span(recipe)[0], name) for name, stage in recipe.stages.items())
     if not low <= recipe.second_time < recipe.t_max:
         raise TcmError(
             f"second_time={recipe.second_time} must be at least {low:g}, where the range of {name} begins, and below "
@@ -137,6 +135,11 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     before = stages_before(recipe, name)
     fitting = [other for other in before if role.sampler in (None, recipe.stages[other].sampler)]
     source = source_stage(recipe, name, role)
+    if role.knows_null and source is not None and not recipe.stages[source].learns_null:
+        raise TcmError(
+            f"{name}.guidance needs a {role.key} that also knows images without a label; set "
+            f"{source}.label_dropout=0.1 or {name}.guidance=1.0"
+        )
     if source is None:
         _check_name(recipe, name, role, [*fitting, *fixed])
         return

@@ -119,6 +119,11 @@ class Stage(Spec):
         """The network evaluations of a step, for an image."""
         return Rows()
 
+    @property
+    def learns_null(self) -> bool:
+        """Whether the stage's model is trained on the null condition too."""
+        return False
+
     def card_fields(self, setting: Setting) -> dict[str, Any]:
         """What the stage's model card says beyond what all do."""
         return {}

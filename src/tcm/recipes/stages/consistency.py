@@ -39,7 +39,11 @@ class PairsStage(Stage):
         if self.teacher is None:
             return {}
         _, high = self.span(setting)
-        return {"teacher": Role("teacher", self.teacher, sampler="heun", highest=high, same_network=False)}
+        guided = self.guidance != 1
+        teacher = Role(
+            "teacher", self.teacher, sampler="heun", highest=high, knows_null=guided, same_network=False
+        )
+        return {"teacher": teacher}
 
     def rows(self) -> Rows:
         if self.teacher is None:

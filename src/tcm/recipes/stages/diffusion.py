@@ -1,6 +1,6 @@
 """Stage 0: denoising, as EDM and EDM2 train."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ class DiffusionStage(Stage):
     times: Times = Field(default=LogNormal(-1.2, 1.2), description="distribution of the training times")
     label_dropout: float = Field(default=0.0, description="probability that the condition is hidden, for guidance")
 
+    sampler: ClassVar[SamplerName] = "heun"
+
     def build(self, setting: Setting) -> Diffusion:
         return Diffusion(self.times.within(*self.span(setting)), self.label_dropout)
 
@@ -29,8 +31,8 @@ class DiffusionStage(Stage):
             )
 
     @property
-    def sampler(self) -> SamplerName:
-        return "heun"
+    def learns_null(self) -> bool:
+        return self.label_dropout > 0
 
     def card_fields(self, setting: Setting) -> dict[str, Any]:
         return {"uncertainty": setting.uncertainty}

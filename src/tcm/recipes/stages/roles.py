@@ -24,6 +24,8 @@ class Role:
     lowest: float | None = None
     highest: float | None = None
     """The times that the stage asks the model for."""
+    knows_null: bool = False
+    """Whether it must have been trained on the null condition too, as guidance needs it."""
     same_network: bool = True
     precision: Literal["fp32", "bf16"] = "fp32"
 

@@ -1,8 +1,9 @@
 """Stage 2: truncated consistency on [t', T]."""
 
-from typing import Any, ClassVar, Literal
+import json
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from tcm.method.curriculum import Curriculum
 from tcm.method.objectives import TruncatedConsistency
@@ -12,12 +13,19 @@ from tcm.recipes.stages.consistency import PairsStage
 from tcm.recipes.stages.roles import Role
 
 
+def _at_its_limit(table: Any) -> Any:
+    """A curriculum that leaves d out is at its limit throughout: what the paper does in stage 2."""
+    if not isinstance(table, dict):
+        return table
+    return TypeAdapter(Curriculum).validate_json(json.dumps({"d": 0} | table), strict=True)
+
+
 class TruncatedStage(PairsStage):
     """Consistency on [t_prime, t_max]; the frozen model of the stage before gives the boundary condition."""
 
     objective: Literal["truncated"] = "truncated"
     times: Times = Field(default=LogStudentT(0.0, 0.2), description="distribution of the training times")
-    curriculum: Curriculum = Field(
+    curriculum: Annotated[Curriculum, BeforeValidator(_at_its_limit)] = Field(
         default=Curriculum(d=0), description="Δ_t, the distance of a pair's times; with d = 0 at its limit throughout"
     )
     t_prime: Positive = Field(default=1.0, description="t', the dividing time, where the frozen model gives the target")
@@ -31,14 +39,6 @@ class TruncatedStage(PairsStage):
     frozen_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="precision of the frozen model's weights"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _at_the_limit(cls, table: Any) -> Any:
-        """A curriculum that leaves d out is at its limit throughout, as the whole stage's default is."""
-        if isinstance(table, dict) and isinstance(table.get("curriculum"), dict):
-            return table | {"curriculum": {"d": 0} | table["curriculum"]}
-        return table
 
     collapse_remedy: ClassVar[str] = "raise w_b or rho"
 

@@ -1,0 +1,75 @@
+"""What a network costs: parameters, FLOPs and memory, counted on the meta device; nothing is computed or allocated."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from tcm.method.conditions import ConditionKind
+from tcm.networks.base import ImageShape, NetworkConfig
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """Of one forward pass; a multiplication and an addition are two FLOPs.
+
+    What autograd keeps for the backward pass, in bytes of fp32: once (EDM2's normalised weights), and for each image.
+    """
+
+    parameters: int
+    forward_flops: int
+    saved_once: int
+    saved_per_image: int
+
+
+@lru_cache(maxsize=64)
+def network_cost(config: NetworkConfig, image_shape: ImageShape, condition: ConditionKind | None) -> NetworkCost:
+    """The cost of a network.
+
+    >>> from tcm.networks import DDPMppConfig
+    >>> network_cost(DDPMppConfig(), (3, 32, 32), None).parameters
+    55732739
+    """
+    with torch.device("meta"):
+        network = config.build(image_shape, condition)
+        parameters = list(network.parameters())
+
+        def forward(batch: int) -> None:
+            masks = [torch.ones(batch, *shape, dtype=torch.bool) for shape in network.dropout_shapes]
+            given = None if condition is None else condition.spread(batch)
+            network(torch.zeros(batch, *image_shape), torch.zeros(batch), given, masks if network.dropout else None)
+
+        one, two = _SavedBytes(parameters), _SavedBytes(parameters)
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(one.pack, lambda tensor: tensor):
+            forward(1)
+        with saved_tensors_hooks(two.pack, lambda tensor: tensor):
+            forward(2)
+    per_image = two.total() - one.total()
+    return NetworkCost(
+        sum(parameter.numel() for parameter in parameters),
+        counter.get_total_flops(),
+        saved_once=one.total() - per_image,
+        saved_per_image=per_image,
+    )
+
+
+class _SavedBytes:
+    """The bytes of all storages that autograd keeps, each once, without those of the parameters."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = {parameter.untyped_storage()._cdata for parameter in parameters}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Take note of a tensor that autograd saves."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._parameters:
+            self._storages[storage._cdata] = storage
+        return tensor
+
+    def total(self) -> int:
+        """The bytes so far."""
+        return sum(storage.nbytes() for storage in self._storages.values())
