@@ -25,15 +25,14 @@ class Plan:
     detector: str
     count: int
     times: Sequence[float]
-    heun_steps: int = 18
     batch: int = 256
 
 
 def measure_run(run: Path, plan: Plan) -> Iterator[str]:
     """Score every finished stage of a run into its scores.jsonl; yields what is being measured.
 
-    A diffusion model is sampled with Heun's method, a consistency model in one and two steps, and its denoising is
-    measured at each time of the plan. What the file holds already is not measured again.
+    A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
+    denoising is measured at each time of the plan. What the file holds already is not measured again.
     """
     recipe = resolve(str(run / RECIPE_FILE))
     dataset = open_dataset(recipe.data.path, channels=recipe.data.channels)
@@ -48,17 +47,16 @@ def measure_run(run: Path, plan: Plan) -> Iterator[str]:
         if (digest, False) not in known:
             yield f"{name}: samples"
             append_scores(file, _samples(model, name, reference, plan))
-        if model.card.kind != "diffusion" and (digest, True) not in known:
+        if model.sampler.generates_at_once and (digest, True) not in known:
             yield f"{name}: denoising"
             append_scores(file, _denoising(model, name, dataset, reference, plan))
 
 
 def _samples(model: Model, name: str, reference: Reference, plan: Plan) -> list[Score]:
-    steps = (plan.heun_steps,) if model.card.kind == "diffusion" else (1, 2)
     seeds = range(plan.count)
     return [
         score
-        for n in steps
+        for n in model.sampler.usual_steps
         for score in evaluate_model(model, name, seeds, Sampling(steps=n), reference, batch=plan.batch)
     ]
 

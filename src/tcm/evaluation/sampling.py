@@ -13,10 +13,9 @@ from torch import Tensor
 from tcm.data import to_uint8
 from tcm.devices import free_memory
 from tcm.errors import TcmError
-from tcm.recipes.cost import activation_bytes
+from tcm.networks.cost import network_cost
 from tcm.weights import Model
 
-HEUN_STEPS = 18
 MOST_SEEDS = 1_000_000
 MOST_AT_ONCE = 256
 
@@ -32,11 +31,7 @@ class Sampling:
 
     def describe(self, model: Model) -> str:
         """One line for a score's record, such as `times 80, 1` or `Heun, 18 steps, 35 evaluations`."""
-        if model.card.kind == "diffusion":
-            steps = self.steps or HEUN_STEPS
-            text = f"Heun, {steps} steps, {2 * steps - 1} evaluations"
-        else:
-            text = "times " + ", ".join(f"{t:g}" for t in self.times or model.times(self.steps or 1))
+        text = model.sampler.describe(model.denoiser, self.steps, self.times)
         label = "" if self.label is None else f", class {self.label}"
         return f"{text}{label}, {self.precision}"
 
@@ -48,8 +43,9 @@ def sampling_batch(model: Model, memory: int | None = None) -> int:
     """
     if memory is None:
         memory = free_memory(next(model.denoiser.parameters()).device) // 4
-    card = model.card
-    return max(1, min(MOST_AT_ONCE, memory // activation_bytes(card.network, card.image_shape, card.classes)))
+    cost = network_cost(model.card.network, model.card.image_shape, model.card.condition)
+    # What a backward pass would keep is an upper bound of what an image needs without one.
+    return max(1, min(MOST_AT_ONCE, memory // cost.saved_per_image))
 
 
 def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int | None = None) -> Iterator[Tensor]:

@@ -15,13 +15,14 @@ _FREE = ("value", "deviation", "subject", "subject_hash", "sampling", "seed", "n
 
 @dataclass(frozen=True)
 class Score:
-    """One number with its conditions.
+    """One number with its conditions; `t` is the noise level at which denoising was measured.
 
     `subject` and `sampling` say what was measured; `seed` is the first of its seeds, None for images that are there
     already. All hashes are SHA-256.
     """
 
     metric: str
+    t: float | None
     value: float
     deviation: float | None
     count: int
@@ -40,6 +41,11 @@ class Score:
     note: str | None
     versions: str
     time: str
+
+    @property
+    def label(self) -> str:
+        """The metric for people, such as `dFID at t=1`."""
+        return self.metric if self.t is None else f"{self.metric} at t={self.t:g}"
 
 
 def append_scores(path: Path, scores: Sequence[Score]) -> None:
@@ -90,15 +96,15 @@ class Comparison:
 
 def compare(first: Sequence[Score], second: Sequence[Score]) -> list[Comparison]:
     """Pair the latest score of each metric in both; raises TcmError that names the conditions that differ."""
-    left, right = ({score.metric: score for score in scores} for scores in (first, second))
-    common = [metric for metric in left if metric in right]
+    left, right = ({score.label: score for score in scores} for scores in (first, second))
+    common = [label for label in left if label in right]
     if not common:
         raise TcmError(f"no metric in common: {', '.join(left) or 'none'} and {', '.join(right) or 'none'}")
-    for metric in common:
-        differing = differing_conditions(left[metric], right[metric])
+    for label in common:
+        differing = differing_conditions(left[label], right[label])
         if differing:
             raise TcmError(
-                f"the two scores {metric} cannot be compared, their conditions differ: {'; '.join(differing)}; "
+                f"the two scores {label} cannot be compared, their conditions differ: {'; '.join(differing)}; "
                 "measure both again under the same conditions"
             )
-    return [Comparison(left[metric], right[metric]) for metric in common]
+    return [Comparison(left[label], right[label]) for label in common]

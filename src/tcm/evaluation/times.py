@@ -41,7 +41,7 @@ def search_time(
     >>> rows = search_time(model, "digits", range(2000), [0.5, 1, 2], reference)  # doctest: +SKIP
     >>> best, score = min(rows, key=lambda row: row[1].value)  # doctest: +SKIP
     """
-    if model.card.kind == "diffusion":
+    if not model.sampler.generates_at_once:
         raise TcmError(f"{name} is a diffusion model, which takes no second time; give a consistency model")
     for t in grid:
         check_times(model.denoiser, [model.card.t_max, t])

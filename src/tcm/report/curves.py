@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from html import escape
 
 from tcm.devices import best_device
-from tcm.recipes.fields import TruncatedStage
 from tcm.recipes.resolve import to_toml
 from tcm.report import figures
 from tcm.report.drawing import ObservedRun
@@ -63,7 +62,7 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
         record = run.record
         colours = figures.series_of(record.stages)
         t_prime = _t_prime(record)
-        stages = [stage for stage in record.stages if stage.spec.objective != "diffusion"] or record.stages
+        stages = _consistency(record) or record.stages
         svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
         caption = "Where each stage's training times lie: truncation spends all above t′ (its peak there is cut off)."
         if t_prime is None:
@@ -135,7 +134,7 @@ def _scores(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
     rows: list[list[Content]] = [
         [
             names.get(score.subject_hash, score.subject),
-            score.metric,
+            score.label,
             f"{score.value:.4g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}"),
             f"{score.count:,}",
             score.sampling or "",
@@ -163,11 +162,12 @@ def _begun(run: RunRecord) -> list[StageRecord]:
 
 
 def _consistency(run: RunRecord) -> list[StageRecord]:
-    return [stage for stage in run.stages if stage.spec.objective != "diffusion"]
+    return [stage for stage in run.stages if stage.is_consistency]
 
 
 def _t_prime(run: RunRecord) -> float | None:
-    found = [stage.spec.t_prime for stage in run.stages if isinstance(stage.spec, TruncatedStage)]
+    """Where the range of the last truncated stage begins."""
+    found = [stage.span[0] for stage in run.stages if stage.truncated]
     return found[-1] if found else None
 
 

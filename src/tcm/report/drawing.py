@@ -2,17 +2,15 @@
 
 import time
 from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from tcm.devices import best_device
 from tcm.errors import TcmError
 from tcm.evaluation.features import weights_hash
-from tcm.evaluation.sampling import HEUN_STEPS, Sampling, quantise
+from tcm.evaluation.sampling import Sampling, quantise
+from tcm.method.conditions import Condition
 from tcm.method.streams import SampleStreams
-from tcm.recipes.fields import ConsistencyStage
 from tcm.report.runs import RunRecord, StageRecord
 from tcm.weights import Model
 
@@ -25,20 +23,14 @@ STRIPS, STRIP_LENGTH = 4, COLUMNS
 SAMPLES = 64
 TIMING_SECONDS, MOST_TIMING_SECONDS = 0.5, 5.0
 
-Way = Literal["Heun", "one step", "two steps"]
-WAYS: dict[Way, Sampling] = {
-    "Heun": Sampling(steps=HEUN_STEPS),
-    "one step": Sampling(steps=1),
-    "two steps": Sampling(steps=2),
-}
-EVALUATIONS: dict[Way, int] = {"Heun": 2 * HEUN_STEPS - 1, "one step": 1, "two steps": 2}
-
 
 @dataclass(frozen=True)
 class Drawn:
     """One way of sampling one model: the images of the report's seeds, and how fast they come."""
 
-    way: Way
+    way: str
+    steps: int
+    evaluations: int
     described: str
     images: Tensor
     images_per_second: float
@@ -69,7 +61,7 @@ class Showpiece:
     """More pictures of the run's best model: the last truncated one, or else the last one that there is."""
 
     stage: StageRecord
-    way: Way
+    way: str
     samples: Tensor
     classes: list[int]
     per_class: Tensor | None
@@ -107,28 +99,9 @@ def observe_run(record: RunRecord) -> ObservedRun:
 
 def shown_stage(record: RunRecord) -> StageRecord | None:
     """The stage whose model is the run's result so far."""
-    finished = [stage for stage in record.stages if stage.status == "finished" and ways_of(stage)]
-    truncated = [stage for stage in finished if stage.spec.objective == "truncated"]
-    best = truncated or finished
+    finished = [stage for stage in record.stages if stage.status == "finished" and stage.generates]
+    best = [stage for stage in finished if stage.truncated] or finished
     return best[-1] if best else None
-
-
-def ways_of(stage: StageRecord) -> tuple[Way, ...]:
-    """How a stage's model is sampled; one that ends below T has learnt nothing about pure noise, and is not."""
-    if isinstance(stage.spec, ConsistencyStage) and stage.spec.t_high is not None:
-        return ()
-    return ("Heun",) if stage.spec.objective == "diffusion" else ("one step", "two steps")
-
-
-def spread_classes(classes: int, count: int) -> list[int] | None:
-    """`count` classes from first to last, each once before any twice; None for a model without classes.
-
-    >>> spread_classes(10, 4), spread_classes(3, 4), spread_classes(0, 4)
-    ([0, 2, 5, 7], [0, 1, 2, 0], None)
-    """
-    if classes == 0:
-        return None
-    return [i * classes // count if classes >= count else i % classes for i in range(count)]
 
 
 def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
@@ -136,63 +109,56 @@ def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
         stage,
         hash=weights_hash(model.denoiser.state_dict()),
         parameters=sum(parameter.numel() for parameter in model.denoiser.parameters()),
-        drawn=tuple(_draw(model, way) for way in ways_of(stage)),
+        drawn=tuple(_draw(model, steps) for steps in model.sampler.usual_steps) if stage.generates else (),
     )
 
 
-def _draw(model: Model, way: Way) -> Drawn:
-    sampling = WAYS[way]
-    labels = spread_classes(model.card.classes, COLUMNS)
+def _draw(model: Model, steps: int) -> Drawn:
     model.sample(1, steps=1)  # the first call of a network is slow
     start = time.perf_counter()
-    images = model.sample(steps=sampling.steps, seeds=range(COLUMNS), labels=labels)
+    images = model.sample(steps=steps, seeds=range(COLUMNS), condition=_spread(model, COLUMNS))
     seconds, count = time.perf_counter() - start, COLUMNS
     if seconds * SAMPLES / COLUMNS < MOST_TIMING_SECONDS:
         seconds, count = 0.0, 0
         while seconds < TIMING_SECONDS:
             start = time.perf_counter()
-            model.sample(SAMPLES, steps=sampling.steps)
+            model.sample(SAMPLES, steps=steps)
             seconds, count = seconds + time.perf_counter() - start, count + SAMPLES
-    return Drawn(way, sampling.describe(model), quantise(images), count / seconds)
+    sampler, described = model.sampler, Sampling(steps=steps).describe(model)
+    return Drawn(
+        sampler.name(steps), steps, sampler.evaluations(steps), described, quantise(images), count / seconds
+    )
 
 
 def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
-    way = ways_of(stage)[0]
-    steps, classes = WAYS[way].steps, model.card.classes
-    rows = spread_classes(classes, min(classes, CLASSES)) or []
+    steps, classes = model.sampler.usual_steps[0], model.card.condition
+    rows = [] if classes is None else classes.spread(min(classes.count, CLASSES)).index.tolist()
     per_class = None
     if rows:
         labels = [label for label in rows for _ in range(PER_CLASS)]
         images = quantise(model.sample(steps=steps, seeds=range(len(labels)), labels=labels))
         per_class = images.view(len(rows), PER_CLASS, *model.card.image_shape)
-    consistent = model.card.kind != "diffusion"
+    consistent = model.sampler.generates_at_once
     return Showpiece(
         stage,
-        way,
+        model.sampler.name(steps),
         quantise(model.sample(SAMPLES, steps=steps, seed=1000)),
         rows,
         per_class,
         [path_from_noise(model, steps) for steps in PATH_STEPS] if consistent else [],
         interpolate(model) if consistent else None,
-        spread_classes(classes, STRIPS) or [],
+        [] if classes is None else classes.spread(STRIPS).index.tolist(),
     )
 
 
 @torch.no_grad()
 def path_from_noise(model: Model, steps: int) -> PathFromNoise:
     """What the model is given and what it returns at each of `steps` steps: the last outputs are `model.sample`'s."""
-    f, times = model.denoiser, model.times(steps)
-    device = next(f.parameters()).device
-    streams = SampleStreams(range(PATHS))
-    labels = _labels(model, PATHS)
-    x = torch.zeros(PATHS, *f.image_shape, device=device)
-    inputs, outputs = [], []
-    for t in times:
-        noisy = x + t * streams.normal(f.image_shape).to(device)
-        x = f(noisy, torch.full((PATHS,), t), labels)
-        inputs.append(quantise((noisy / (1 + t**2) ** 0.5).cpu()))
-        outputs.append(quantise(x.cpu()))
-    return PathFromNoise(times, torch.stack(inputs), torch.stack(outputs))
+    streams, condition = SampleStreams(range(PATHS)), _spread(model, PATHS)
+    path = list(model.sampler.run(model.denoiser, streams, condition, steps=steps))
+    inputs = [quantise((step.x_t / (1 + step.t**2) ** 0.5).cpu()) for step in path]
+    outputs = [quantise(step.x.cpu()) for step in path]
+    return PathFromNoise([step.t for step in path], torch.stack(inputs), torch.stack(outputs))
 
 
 @torch.no_grad()
@@ -204,15 +170,17 @@ def interpolate(model: Model) -> Tensor:
     angle = torch.linspace(0, torch.pi / 2, STRIP_LENGTH).view(-1, 1, 1, 1)
     # cos² + sin² = 1: a mixture of two independent standard normal noises is one too.
     eps = angle.cos() * ends[:, :1] + angle.sin() * ends[:, 1:]
-    labels = _labels(model, STRIPS)
+    conditions = _spread(model, STRIPS)
     strips = []
     for row, noise in enumerate(eps.to(device)):
-        label = None if labels is None else labels[row].expand(STRIP_LENGTH)
+        same = torch.full((STRIP_LENGTH,), row, device=device)
+        condition = None if conditions is None else conditions.select(same)
         t = torch.full((STRIP_LENGTH,), model.card.t_max)
-        strips.append(quantise(f(model.card.t_max * noise, t, label).cpu()))
+        strips.append(quantise(f(model.card.t_max * noise, t, condition).cpu()))
     return torch.stack(strips)
 
 
-def _labels(model: Model, count: int) -> Tensor | None:
-    classes = spread_classes(model.card.classes, count)
-    return None if classes is None else torch.tensor(classes, device=next(model.denoiser.parameters()).device)
+def _spread(model: Model, count: int) -> Condition | None:
+    """`count` conditions on the model's device, spread over all there are."""
+    device = next(model.denoiser.parameters()).device
+    return None if model.card.condition is None else model.card.condition.spread(count).to(device)

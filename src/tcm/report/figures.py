@@ -54,13 +54,11 @@ Limits = tuple[float, float] | None
 
 def series_of(stages: Sequence[StageRecord]) -> dict[str, int]:
     """A colour for each stage: 0 diffusion, 1 consistency, 2 and 4 further consistency stages, 3 truncated."""
-    taken = {"diffusion": [0], "consistency": [1, 2, 4], "truncated": [3, 4]}
-    seen = dict.fromkeys(taken, 0)
+    free = {"diffusion": [0], "consistency": [1, 2, 4], "truncated": [3, 4]}
     chosen = {}
     for stage in stages:
-        kind = stage.spec.objective
-        chosen[stage.name] = taken[kind][min(seen[kind], len(taken[kind]) - 1)]
-        seen[kind] += 1
+        colours = free["truncated" if stage.truncated else "consistency" if stage.is_consistency else "diffusion"]
+        chosen[stage.name] = colours.pop(0) if len(colours) > 1 else colours[0]
     return chosen
 
 
@@ -80,8 +78,8 @@ def loss_by_time(recipe: Recipe, stage: StageRecord, series: int) -> str:
             )
         _log_scale(axes, lines)
         axes.set_xlim(recipe.t_min, recipe.t_max)
-        if isinstance(stage.spec, TruncatedStage):
-            _mark(axes, stage.spec.t_prime)
+        if stage.truncated:
+            _mark(axes, stage.span[0])
         axes.legend(loc="best")
 
     return _figure(draw, "noise level t", "weighted loss", log_x=True)
@@ -122,12 +120,11 @@ def ratios(recipe: Recipe, stages: Sequence[StageRecord], colours: dict[str, int
 
     def draw(axes: Axes) -> None:
         for stage in stages:
-            objective = objective_of(recipe, stage.spec)
-            if not isinstance(objective, Consistency | TruncatedConsistency):
+            objective = stage.spec.build(recipe)
+            if "ratio" not in objective.schedule(0):
                 continue
-            curriculum = objective.pairs.curriculum
             steps = np.unique(np.linspace(0, stage.spec.steps - 1, 1000).astype(int))
-            values = np.array([curriculum.ratio(int(step)) for step in steps])
+            values = np.array([objective.schedule(int(step))["ratio"] for step in steps])
             colour = SERIES[colours[stage.name]]
             axes.step(steps, values, where="post", color=colour, alpha=0.35, linewidth=1)
             done = steps < stage.step
@@ -160,16 +157,13 @@ def time_distributions(
     def draw(axes: Axes) -> None:
         highest = 0.0
         for stage in stages:
-            low, high = time_range(recipe, stage.spec)
-            t = np.geomspace(low, high, 400)
-            objective = objective_of(recipe, stage.spec)
-            assert isinstance(objective, Diffusion | Consistency | TruncatedConsistency), "all that a recipe can name"
-            density = objective.times.density(torch.from_numpy(t)).numpy() * t
+            t = np.geomspace(*stage.span, 400)
+            density = stage.spec.build(recipe).times.density(torch.from_numpy(t)).numpy() * t
             colour = SERIES[colours[stage.name]]
             axes.fill_between(t, density, color=colour, alpha=0.12, linewidth=0)
             axes.plot(t, density, **_line(colours[stage.name]), label=stage.name)
             # A peak at t' that dwarfs all else is cut, so that the rest stays visible.
-            highest = max(highest, float(np.quantile(density, 0.75 if isinstance(stage.spec, TruncatedStage) else 1)))
+            highest = max(highest, float(np.quantile(density, 0.75 if stage.truncated else 1)))
         axes.set_ylim(0, highest * 1.6)
         _mark(axes, t_prime)
         axes.legend(loc="upper left")

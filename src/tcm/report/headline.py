@@ -1,15 +1,13 @@
 """The headline: each way of sampling each model, with its distance where that has been measured."""
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tcm.evaluation.scores import Score, differing_conditions
-from tcm.report.drawing import EVALUATIONS, WAYS, Drawn, ObservedRun, StageDrawings
+from tcm.report.drawing import Drawn, ObservedRun, StageDrawings
 from tcm.report.runs import SCORES_FILE, RunRecord, StageRecord
 
-AT_TIME = re.compile(r"(?P<metric>.+) at t=(?P<t>[-+.\de]+)$")
 DENOISING_TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 
 
@@ -52,7 +50,7 @@ def headline_rows(runs: Sequence[ObservedRun]) -> list[Row]:
             run.record,
             stage.stage,
             drawn,
-            EVALUATIONS[drawn.way],
+            drawn.evaluations,
             stage.parameters,
             next((score for score in reversed(some) if score in chosen), None),
             bool(some) and not any(score in chosen for score in some),
@@ -90,10 +88,9 @@ def denoising_curves(run: ObservedRun) -> list[Curve]:
     found: list[tuple[StageRecord, float, Score]] = []
     for stage in run.drawings:
         for score in run.record.scores:
-            matched = AT_TIME.match(score.metric)
-            if matched and stage.stage.spec.objective != "diffusion" and _is_of(score, stage, None):
-                # Without its time the metric's name is a condition like the others.
-                found.append((stage.stage, float(matched["t"]), replace(score, metric=matched["metric"])))
+            if score.t is not None and stage.stage.is_consistency and _is_of(score, stage, None):
+                # The points of a curve differ in t and in nothing else.
+                found.append((stage.stage, score.t, replace(score, t=None)))
     chosen = largest_group([score for _, _, score in found])
     curves = []
     for stage in run.drawings:
@@ -106,7 +103,7 @@ def denoising_curves(run: ObservedRun) -> list[Curve]:
 
 def denoising_metric(run: ObservedRun) -> str:
     """The name of the measured dFID_t, such as `denoised digits distance`."""
-    names = [matched["metric"] for score in run.record.scores if (matched := AT_TIME.match(score.metric))]
+    names = [score.metric for score in run.record.scores if score.t is not None]
     return names[-1] if names else "dFID"
 
 
@@ -128,7 +125,7 @@ def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, cou
     words = ["tcm", "eval", str(stage.model), "--data", run.recipe.data.path]
     words += ["--detector", "digits"] if digits else []
     words += ["-n", str(count or 5000)] if count or digits else []
-    words += ["--steps", str(WAYS[drawn.way].steps)] if drawn else []
+    words += ["--steps", str(drawn.steps)] if drawn else []
     if drawn is None:
         times = [t for t in DENOISING_TIMES if t < run.recipe.t_max] + [run.recipe.t_max]
         words += ["--dfid", ",".join(f"{t:g}" for t in times)]
@@ -136,7 +133,8 @@ def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, cou
 
 
 def _is_distance(score: Score) -> bool:
-    return score.metric == "FID" or score.metric.endswith("distance") or score.metric.startswith("Fréchet distance in ")
+    named = score.metric == "FID" or score.metric.endswith("distance")
+    return score.t is None and (named or score.metric.startswith("Fréchet distance in "))
 
 
 def _is_of(score: Score, stage: StageDrawings, described: str | None) -> bool:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from tcm.errors import TcmError
 from tcm.evaluation.scores import Score, read_scores
-from tcm.recipes.fields import Stage
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
+from tcm.recipes.stages import Stage
 from tcm.training.machine import Start, read_starts
 from tcm.training.metrics import read_metrics
 from tcm.training.run import RECIPE_FILE, stage_folders
@@ -21,13 +21,25 @@ SCORES_FILE = "scores.jsonl"
 
 @dataclass(frozen=True)
 class StageRecord:
-    """A stage as its folder shows it; `lines` are those of metrics.jsonl."""
+    """A stage as its folder shows it; `lines` are those of metrics.jsonl.
+
+    `span` is the range of times on which its model is defined. A model whose range ends below T has learnt nothing
+    about pure noise, and does not generate; one whose range begins above the recipe's lowest time is truncated.
+    """
 
     name: str
     spec: Stage
+    span: tuple[float, float]
+    generates: bool
+    truncated: bool
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
+
+    @property
+    def is_consistency(self) -> bool:
+        """Whether one evaluation of its model gives an image."""
+        return self.spec.sampler == "consistency"
 
     @property
     def model(self) -> Path:
@@ -108,10 +120,7 @@ def _read_run(folder: Path, name: str) -> RunRecord:
     if not (folder / RECIPE_FILE).is_file():
         raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
     recipe = resolve(str(folder / RECIPE_FILE))
-    stages = [
-        StageRecord(stage, recipe.stages[stage], path, _lines(path / "metrics.jsonl"), read_starts(path))
-        for stage, path in stage_folders(recipe, folder).items()
-    ]
+    stages = [_read_stage(recipe, stage, path) for stage, path in stage_folders(recipe, folder).items()]
     scores: list[Score] = []
     problem = None
     if (folder / SCORES_FILE).is_file():
@@ -120,6 +129,14 @@ def _read_run(folder: Path, name: str) -> RunRecord:
         except TcmError as error:
             problem = str(error)
     return RunRecord(name, folder, recipe, stages, scores, problem)
+
+
+def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
+    spec = recipe.stages[name]
+    span = spec.span(recipe)
+    lines = _lines(folder / "metrics.jsonl")
+    generates, truncated = span[1] == recipe.t_max, span[0] > recipe.t_min
+    return StageRecord(name, spec, span, generates, truncated, folder, lines, read_starts(folder))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

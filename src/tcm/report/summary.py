@@ -140,8 +140,8 @@ def _facts(run: RunRecord) -> str:
     if recipe.image_shape is not None:
         channels, height, width = recipe.image_shape
         shape = f", {height} × {width} {'grey' if channels == 1 else 'colour'}"
-    told = "class-conditional" if recipe.conditional else "unconditional"
-    return f"Recipe {recipe.name} on {recipe.data.path}{shape}, {told}, seed {recipe.seed}."
+    condition = "class-conditional" if recipe.conditional else "unconditional"
+    return f"Recipe {recipe.name} on {recipe.data.path}{shape}, {condition}, seed {recipe.seed}."
 
 
 def _stage_list(run: RunRecord) -> str:
@@ -155,22 +155,10 @@ def _stage_list(run: RunRecord) -> str:
         waiting = "waiting" if stage.status == "not begun" else ""
         items.append(
             f'<li class="{waiting}" style="--series:var(--series-{colours[stage.name]})">'
-            f"<strong>{escape(stage.name)}</strong>{escape(_describe(stage))}<br>{progress}{taken}<br>"
+            f"<strong>{escape(stage.name)}</strong>{escape(stage.spec.describe())}<br>{progress}{taken}<br>"
             f'<span class="{stage.status}">{stage.status}</span></li>'
         )
     return f'<ol class="stages">{"".join(items)}</ol>'
-
-
-def _describe(stage: StageRecord) -> str:
-    match stage.spec.objective:
-        case "diffusion":
-            return "denoising at all noise levels"
-        case "consistency":
-            how = "training" if stage.spec.teacher is None else "distillation"
-            return f"consistency {how} at all noise levels"
-        case "truncated":
-            how = "training" if stage.spec.teacher is None else "distillation"
-            return f"consistency {how} above t′ = {stage.spec.t_prime:g}"
 
 
 def _failure(stage: StageRecord) -> str:
@@ -194,7 +182,7 @@ def _unfinished(run: RunRecord, stage: StageRecord) -> str:
     return paragraph(
         Html(
             f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is at work on it, "
-            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} goes on where it stopped."
+            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it."
         ),
         "progress",
     )
@@ -212,7 +200,7 @@ def _value(row: Row, best: float | None) -> str | Html:
 
 def _verdict(rows: Sequence[Row]) -> Html | str:
     """One sentence with the numbers that matter, as far as they are known."""
-    one_step = [row for row in rows if row.drawn.way == "one step" and row.score is not None]
+    one_step = [row for row in rows if row.evaluations == 1 and row.score is not None]
     if len({row.run.folder for row in rows}) > 1 or not one_step:
         return (
             "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
@@ -221,7 +209,7 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
     heun = [
         f"{escape(row.stage.name)} {value_text(row)} with {row.evaluations}"
         for row in rows
-        if row.drawn.way == "Heun" and row.score
+        if row.evaluations > 2 and row.score
     ]
     beside = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
     return Html(f"The distance to the data with one evaluation: <strong>{first}</strong>{beside}. Lower is better.")
