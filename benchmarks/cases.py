@@ -67,7 +67,7 @@ def trainer(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Trainer
     return Trainer(
         recipe.stages[stage],
         objective_of(recipe, recipe.stages[stage]),
-        Models(denoiser(recipe, stage), frozen),
+        {"student": denoiser(recipe, stage), "frozen": frozen},
         processes,
         seed=(0, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),

@@ -55,14 +55,14 @@ def case(request, golden) -> Case:
     batch, draw = Batch.whole(x), Draw(t, tensors["in.eps"], None, None)
     if settings["stage"] == 1:
         objective = Consistency(pairs=pairs)
-        models, boundary = Models(student), torch.zeros(len(x), dtype=torch.bool)
+        models, boundary = {"student": student}, torch.zeros(len(x), dtype=torch.bool)
     else:
         objective = TruncatedConsistency(
             LogStudentT(0, 0.2, 1.0), pairs, settings["t_prime"], settings["w_b"], settings["rho"]
         )
         boundary = objective.is_boundary(batch)
         assert boundary.tolist() == [i < settings["n_boundary"] for i in range(len(x))]
-        models = Models(student, load_denoiser(part(tensors, "frozen."), settings))
+        models = {"student": student, "frozen": load_denoiser(part(tensors, "frozen."), settings)}
     losses = objective.loss_at(models, batch, 0, draw)
     return Case(tensors, student, losses, boundary, t - curriculum.delta(t, 0), settings["w_b"])
 

@@ -51,7 +51,7 @@ def proportional(fraction: float) -> Curriculum:
 def distillation_loss(step, fraction: float) -> float:
     """The 1/Δ-weighted, unsquared distance of the exact f to itself, one solver step away, on Gaussian data."""
     pairs = Pairs(proportional(fraction), PseudoHuber(1e-13), distillation=Distillation(step))
-    models = Models(Exact(gaussian_consistency(S), SHAPE), teacher=Exact(gaussian_denoiser(S), SHAPE))
+    models = {"student": Exact(gaussian_consistency(S), SHAPE), "teacher": Exact(gaussian_denoiser(S), SHAPE)}
     generator = torch.Generator().manual_seed(1)
     x = S * torch.randn(32, *SHAPE, generator=generator, dtype=torch.float64)
     eps = torch.randn(32, *SHAPE, generator=generator, dtype=torch.float64)
@@ -83,7 +83,7 @@ def expected_gradient(fraction: float, distillation: Distillation | None) -> Ten
     nodes = torch.tensor([-(3**0.5), 0, 0, 0, 0, 3**0.5], dtype=torch.float64)  # Gauss-Hermite: weights 1 : 4 : 1
     x, eps = (grid.reshape(-1, 1, 1, 1) for grid in torch.meshgrid(S * nodes, nodes, indexing="ij"))
     f = Exact(Quadratic(), (1, 1, 1))
-    models = Models(f, teacher=Exact(gaussian_denoiser(S), (1, 1, 1)))
+    models = {"student": f, "teacher": Exact(gaussian_denoiser(S), (1, 1, 1))}
     pairs = Pairs(proportional(fraction), SquaredL2(), distillation=distillation)
     draw = Draw(torch.full((len(x),), 0.7, dtype=torch.float64), eps, None, None)
     Consistency(pairs=pairs).loss_at(models, Batch.whole(x), 0, draw).total.backward()
@@ -106,7 +106,7 @@ def test_teachers_guidance_enters_the_pair() -> None:
     teacher = Exact(finite_denoiser(points, point_labels), (1, 1, 1))
     t, r = torch.tensor([1.0], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
     x_t, label = torch.tensor([0.3], dtype=torch.float64).reshape(1, 1, 1, 1), torch.tensor([1])
-    models, draw = Models(teacher, teacher=teacher), Draw(t, x_t, None, label)
+    models, draw = {"student": teacher, "teacher": teacher}, Draw(t, x_t, None, label)
     pairs = Pairs(distillation=Distillation(euler, guidance=3.0))
     x_r = pairs.earlier(models, Batch.whole(x_t, label), draw, x_t, r)
     without_class = np.tanh(0.3)  # two points at ±1 and t = 1
@@ -118,7 +118,7 @@ def test_distillation_without_a_teacher_is_an_error() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
     with pytest.raises(TcmError, match=r"models.teacher is None"):
         Consistency(pairs=Pairs(distillation=Distillation())).loss(
-            Models(f), Batch.whole(torch.zeros(2, *SHAPE)), 0, SampleStreams([0, 1])
+            {"student": f}, Batch.whole(torch.zeros(2, *SHAPE)), 0, SampleStreams([0, 1])
         )
 
 
@@ -128,14 +128,14 @@ def test_a_constant_minimises_the_truncated_loss_without_the_boundary_and_not_wi
     constant = Exact(lambda x, t, labels: value + 0 * x, SHAPE, t_min=1.0)
     frozen = Exact(gaussian_consistency(S), SHAPE)
     batch = Batch.whole(S * SampleStreams(range(100, 132)).normal(SHAPE))
-    naive = Consistency(STAGE_2.times, STAGE_2.pairs).loss(Models(constant), batch, 0, SampleStreams(range(32)))
+    naive = Consistency(STAGE_2.times, STAGE_2.pairs).loss({"student": constant}, batch, 0, SampleStreams(range(32)))
     assert float(naive.total.detach()) == 0
     # Stage 2 with its boundary samples taken out, and no others whose target is the frozen model's.
     far = TruncatedConsistency(LogStudentT(0, 0.2, low=1.1), STAGE_2.pairs, w_b=0.0)
-    assert float(far.loss(Models(constant, frozen), batch, 0, SampleStreams(range(32))).total.detach()) == 0
+    assert float(far.loss({"student": constant, "frozen": frozen}, batch, 0, SampleStreams(range(32))).total.detach()) == 0
 
-    collapsed = STAGE_2.loss(Models(constant, frozen), batch, 0, SampleStreams(range(32)))
-    exact = STAGE_2.loss(Models(frozen, frozen), batch, 0, SampleStreams(range(32)))
+    collapsed = STAGE_2.loss({"student": constant, "frozen": frozen}, batch, 0, SampleStreams(range(32)))
+    exact = STAGE_2.loss({"student": frozen, "frozen": frozen}, batch, 0, SampleStreams(range(32)))
     assert float(collapsed.parts["boundary"]) > 10 * float(exact.parts["boundary"])
     assert float(collapsed.total.detach()) > 3 * float(exact.total.detach())
 
@@ -151,7 +151,7 @@ def test_training_leaves_the_constant_only_with_the_boundary() -> None:
         for step in range(50):
             batch = Batch.whole(S * SampleStreams(range(9000, 9016)).normal(SHAPE))
             streams = SampleStreams(range(16 * step, 16 * step + 16))
-            losses = objective.loss(Models(f, Exact(gaussian_consistency(S), SHAPE)), batch, step, streams)
+            losses = objective.loss({"student": f, "frozen": Exact(gaussian_consistency(S), SHAPE)}, batch, step, streams)
             optimiser.zero_grad()
             losses.total.backward()
             optimiser.step()
@@ -192,7 +192,7 @@ def test_a_truncated_step_evaluates_b_rows_with_gradient_and_b_without(count, rh
     times = LogStudentT(0, 0.2, low=t_prime)
     objective = TruncatedConsistency(times, Pairs(proportional(fraction)), t_prime, rho=rho)
     student, frozen = Recorder(), Recorder()
-    models = Models(Denoiser(student, SHAPE), Denoiser(frozen, SHAPE))
+    models = {"student": Denoiser(student, SHAPE), "frozen": Denoiser(frozen, SHAPE)}
     batch = Batch.whole(torch.zeros(count, *SHAPE))
     losses = objective.loss(models, batch, 0, SampleStreams(range(seed, seed + count)))
     assert student.rows(with_gradient=True) == count
@@ -205,7 +205,7 @@ def test_a_truncated_step_evaluates_b_rows_with_gradient_and_b_without(count, rh
 
 def test_every_sample_has_one_mask_in_student_and_target() -> None:
     student, frozen = Recorder(), Recorder()
-    models = Models(Denoiser(student, SHAPE), Denoiser(frozen, SHAPE))
+    models = {"student": Denoiser(student, SHAPE), "frozen": Denoiser(frozen, SHAPE)}
     batch = Batch.whole(torch.zeros(64, *SHAPE))
     objective = TruncatedConsistency(STAGE_2.times, Pairs(proportional(0.1)))
     draw = objective.draw(models, batch, SampleStreams(range(64)))
@@ -253,7 +253,7 @@ def test_masks_belong_to_a_sample_and_not_to_its_batch(config) -> None:
 def test_shared_masks_make_neighbours_agree(config) -> None:
     """With Δ → 0 student and target are one function: only different masks could tell them apart."""
     f = lively(config)
-    models = Models(f, deepcopy(f))
+    models = {"student": f, "frozen": deepcopy(f)}
     pairs = Pairs(Curriculum(d=0, limit=1 - 1e-6), SquaredL2(), uniform)
     objective = TruncatedConsistency(STAGE_2.times, pairs)
     batch = Batch.whole(torch.rand(16, 1, 8, 8) * 2 - 1)
@@ -274,7 +274,7 @@ def test_shared_masks_make_neighbours_agree(config) -> None:
 )
 def test_micro_batches_add_up_to_the_batch(objective: Objective, config) -> None:
     f, frozen = lively(config, classes=3), lively(config, classes=3)
-    models = Models(f, frozen)
+    models = {"student": f, "frozen": frozen}
     x, labels = torch.rand(12, 1, 8, 8) * 2 - 1, torch.arange(12) % 3
 
     def accumulate(shares: list[list[int]]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -299,7 +299,7 @@ def test_micro_batches_add_up_to_the_batch(objective: Objective, config) -> None
 
 def test_no_global_generator_is_touched() -> None:
     f = lively(networks()[0], classes=2)
-    models = Models(f, deepcopy(f), deepcopy(f))
+    models = {"student": f, "frozen": deepcopy(f), "teacher": deepcopy(f)}
     batch = Batch.whole(torch.rand(8, 1, 8, 8), torch.arange(8) % 2)
     before = torch.get_rng_state()
     for objective in (
@@ -335,7 +335,7 @@ def compare_compiled(f: Denoiser, backend: str, x: Tensor) -> None:
         if compiled:
             student.network.compile(backend=backend, fullgraph=True)
         before = torch.get_rng_state()
-        losses = objective.loss(Models(student, frozen), Batch.whole(x), 0, SampleStreams(range(len(x))))
+        losses = objective.loss({"student": student, "frozen": frozen}, Batch.whole(x), 0, SampleStreams(range(len(x))))
         losses.total.backward()
         assert torch.equal(torch.get_rng_state(), before)
         results.append((losses.weighted, [p.grad for p in student.parameters()]))
@@ -362,7 +362,7 @@ def test_autocast_keeps_the_gradient(config) -> None:
         f.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             batch = Batch.whole(torch.zeros(16, 1, 8, 8))
-            losses = Consistency(pairs=Pairs(proportional(0.5))).loss(Models(f), batch, 0, SampleStreams(range(16)))
+            losses = Consistency(pairs=Pairs(proportional(0.5))).loss({"student": f}, batch, 0, SampleStreams(range(16)))
         assert losses.total.dtype == torch.float32
         losses.total.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in f.parameters()]))
@@ -373,18 +373,18 @@ def test_diffusion_loss_of_the_ideal_denoiser() -> None:
     """E‖D(x_t) − x‖² = s²t²/(s² + t²) per pixel, which is c_out² where σ_data = s: the weighted loss is 1."""
     f = Exact(gaussian_denoiser(S), (1, 16, 16))
     x = S * SampleStreams(range(1000, 1256)).normal((1, 16, 16))
-    losses = Diffusion().loss(Models(f), Batch.whole(x), 0, SampleStreams(range(256)))
+    losses = Diffusion().loss({"student": f}, Batch.whole(x), 0, SampleStreams(range(256)))
     assert float(losses.total.detach()) == pytest.approx(1, abs=0.02)
     worse = Exact(gaussian_denoiser(0.7 * S), (1, 16, 16))
-    assert float(Diffusion().loss(Models(worse), Batch.whole(x), 0, SampleStreams(range(256))).total.detach()) > 1.02
+    assert float(Diffusion().loss({"student": worse}, Batch.whole(x), 0, SampleStreams(range(256))).total.detach()) > 1.02
 
 
 def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:
     f = Exact(gaussian_denoiser(S), SHAPE)
     f.uncertainty = Uncertainty(16)
     batch, streams = Batch.whole(torch.zeros(4, *SHAPE)), SampleStreams(range(4))
-    draw = Diffusion().draw(Models(f), batch, streams)
-    losses = Diffusion().loss_at(Models(f), batch, 0, draw)
+    draw = Diffusion().draw({"student": f}, batch, streams)
+    losses = Diffusion().loss_at({"student": f}, batch, 0, draw)
     x_t = draw.t.float()[:, None, None, None] * draw.eps
     plain = f(x_t, draw.t).square().mean((1, 2, 3)) / c_out(draw.t, 0.5).float() ** 2
     u = f.uncertainty(draw.t.log().float() / 4)
@@ -396,7 +396,7 @@ def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:
 
 def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
     batch = Batch.whole(torch.zeros(2000, 1, 1, 1), torch.arange(2000) % 7)
-    models = Models(Exact(gaussian_denoiser(S), (1, 1, 1)))
+    models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
     labels = Diffusion(label_dropout=0.3).draw(models, batch, SampleStreams(range(2000))).labels
     gone = labels == -1
     assert float(gone.float().mean()) == pytest.approx(0.3, abs=0.04)
@@ -405,7 +405,7 @@ def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
 
 def test_weights_of_diffusion_do_not_change_with_label_dropout_off() -> None:
     batch = Batch.whole(torch.zeros(5, 1, 1, 1), torch.arange(5))
-    models = Models(Exact(gaussian_denoiser(S), (1, 1, 1)))
+    models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
     assert Diffusion().draw(models, batch, SampleStreams(range(5))).labels is batch.labels
 
 
@@ -445,7 +445,7 @@ def test_times_below_the_dividing_time_are_refused() -> None:
 def test_a_truncated_step_needs_the_frozen_model() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
     with pytest.raises(TcmError, match=r"models.frozen is None"):
-        STAGE_2.loss(Models(f), Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
+        STAGE_2.loss({"student": f}, Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
 
 
 def test_truncated_function_is_the_frozen_one_strictly_below_the_dividing_time() -> None:
@@ -453,7 +453,7 @@ def test_truncated_function_is_the_frozen_one_strictly_below_the_dividing_time()
     student, frozen = (Exact(lambda x, t, labels, value=value: value + 0 * x, SHAPE) for value in (1.0, 2.0))
     t = torch.tensor([0.5, 1.0 - 1e-12, 1.0, 1.0 + 1e-12, 80.0], dtype=torch.float64)
     x = torch.zeros(5, *SHAPE)
-    out = f_trunc(Models(student, frozen), x, t, Draw(t, x, None, None), t_prime=1.0)
+    out = f_trunc({"student": student, "frozen": frozen}, x, t, Draw(t, x, None, None), t_prime=1.0)
     assert out[:, 0, 0, 0].tolist() == [2, 2, 1, 1, 1]
 
 

@@ -55,7 +55,7 @@ def test_a_real_step(case: str) -> None:
 
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            losses = objective_of(recipe, stage).loss(Models(*denoisers), batch, 0, SampleStreams(range(8)))
+            losses = objective_of(recipe, stage).loss({**dict(zip(('student', 'frozen', 'teacher'), denoisers, strict=False))}, batch, 0, SampleStreams(range(8)))
         torch.autograd.backward(losses.total)
     # The first layer's input needs no gradient, so that the backward pass costs a little less than two forward ones.
     assert 0.98 * cost.step_flops < counter.get_total_flops() <= cost.step_flops

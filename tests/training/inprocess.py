@@ -45,7 +45,7 @@ def begin(
     trainer = Trainer(
         spec,
         wrap(objective_of(recipe, spec)),
-        Models(Model.fresh(card).denoiser),
+        {"student": Model.fresh(card).denoiser},
         ALONE,
         seed=(recipe.seed, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),

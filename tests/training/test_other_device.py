@@ -29,7 +29,7 @@ def two_steps(stage: str, device: torch.device, *overrides: str) -> list[StepRec
     trainer = Trainer(
         spec,
         objective_of(recipe, spec),
-        Models(*denoisers),
+        {**dict(zip(('student', 'frozen', 'teacher'), denoisers, strict=False))},
         Processes(device),
         seed=(recipe.seed, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),
