@@ -10,7 +10,6 @@ import torch
 from inprocess import begin, events
 from launching import losses
 
-from tcm.devices import best_device
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams
 
@@ -96,21 +95,3 @@ def test_clipping(tmp_path: Path) -> None:
     assert record.gradient_norm > 0.01
     norm = torch.cat([p.grad.flatten() for p in fit.trainer.student.parameters() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(best_device().type == "cpu", reason="no accelerator here")
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_on_an_accelerator(tmp_path: Path, precision: str) -> None:
-    from inprocess import train
-    from launching import tiny_recipe
-
-    from tcm.training.processes import join
-
-    with join() as processes:
-        assert processes.device.type != "cpu"
-        recipe = tiny_recipe(60, *LENGTH, f"diffusion.precision={precision}", 'order=["diffusion"]')
-        train(recipe, tmp_path / precision, processes=processes)
-        train(tiny_recipe(60, *LENGTH, 'order=["diffusion"]'), tmp_path / "fp32", processes=processes)
-    half, full = (losses(tmp_path / name / "0-diffusion") for name in (precision, "fp32"))
-    assert half == pytest.approx(full, rel=0.05)
