@@ -63,9 +63,11 @@ class Fit:
                 self._report(step, window)
                 window = Window()
             if self._samples_at(step):
-                self._sample(step)
+                with window.paused():
+                    self._sample(step)
             if done or record.stop or self._checkpoint_at(step):
-                self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
+                with window.paused():
+                    self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
                 returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
