@@ -17,8 +17,9 @@ from tcm.errors import TcmError, TcmWarning
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import METRICS, Metric, check_detector, evaluate, model_subject, needs_reference_features
 from tcm.evaluation.features import Detector, load_detector
-from tcm.evaluation.measurement import PAPERS_COUNT, Subject
+from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import (
+    PAPERS_COUNT,
     Reference,
     dataset_batches,
     is_published,
