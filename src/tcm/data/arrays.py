@@ -99,7 +99,7 @@ def as_images(array: NDArray[np.generic], source: str) -> Pixels:
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[np.generic]:
     entry = archive.getinfo(f"{name}.npy")
     source = f"{path}/{name}"
-    check_zip_entry(path, entry)
+    check_zip_entry(path, entry, path.stat().st_size)
     with archive.open(entry) as file:
         shape, fortran, dtype = _header(file, source)
         _check_length(source, shape, dtype, entry.file_size - file.tell())

@@ -7,7 +7,7 @@ import numpy as np
 
 from tcm.data.dataset import Labels
 from tcm.data.decode import BrokenImage
-from tcm.data.pictures import Pictures
+from tcm.data.pictures import PackedNames, Pictures
 from tcm.errors import TcmError
 
 SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")
@@ -74,7 +74,7 @@ class RowPictures(Pictures):
             raise TcmError(f"{where} has no rows in split {split!r}; name another split")
         self._column = image_column(rows, where)
         self._rows = without_decoding(rows, self._column)
-        self.names = [f"{where} row {row}" for row in range(len(rows))]
+        self.names = PackedNames(f"{where} row {row}" for row in range(len(rows)))
         column = label_column(rows)
         self.labels = Labels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
 

@@ -15,7 +15,8 @@ from tcm.data.huggingface import SAVED_MARKS, RowPictures
 from tcm.data.idx import GZIP, open_idx, open_idx_folder
 from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
-from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures, ZipPictures
+from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
+from tcm.data.zips import ZipPictures
 from tcm.errors import TcmError
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
@@ -112,10 +113,7 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
     with path.open("rb") as file:
         start = file.read(512)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
-        if _is_npz(path):
-            return open_npz(path, split)
-        _only_train(str(path), split)
-        return ZipPictures(path)
+        return _open_zip(path, split)
     _only_train(str(path), split)
     if start.startswith(b"\x93NUMPY"):
         return open_npy(path)
@@ -131,10 +129,15 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
     )
 
 
-def _is_npz(path: Path) -> bool:
+def _open_zip(path: Path, split: str) -> Pictures | Dataset:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".npy") for name in archive.namelist())
+        with zipfile.ZipFile(path) as archive:  # once: the directory of a large zip takes its time
+            if any(name.endswith(".npy") for name in archive.namelist()):
+                return open_npz(path, split)
+            _only_train(str(path), split)
+            return ZipPictures(path, archive)
+    except TcmError:
+        raise
     except ZIP_ERRORS as error:
         raise TcmError(f"{path} is not a sound zip file ({error}); copy or download it again") from error
 
