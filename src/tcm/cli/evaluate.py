@@ -28,7 +28,7 @@ from tcm.evaluation.references import (
 )
 from tcm.evaluation.sampling import Sampling, generate, parse_times
 from tcm.evaluation.scores import Comparison, Score, append_scores, compare, read_scores
-from tcm.evaluation.sharing import share
+from tcm.evaluation.sharing import share, shared_hash
 from tcm.evaluation.times import save_plot, save_second_time, search_time, time_grid
 from tcm.training.processes import Processes, join
 from tcm.weights import Model, load
@@ -170,7 +170,8 @@ def _score_images(
     dataset: Dataset, name: str, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
 ) -> list[Score]:
     images = shown(dataset_batches(dataset, batch, processes), dataset.count // processes.count, "measuring", processes)
-    return evaluate(images, reference, Subject(name, dataset.content_hash()), metrics, processes)
+    subject = Subject(name, shared_hash(processes, dataset))
+    return evaluate(images, reference, subject, metrics, processes)
 
 
 def _score_model(

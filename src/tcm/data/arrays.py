@@ -64,7 +64,7 @@ def open_npy(path: Path) -> Dataset:
         offset = file.tell()
     _check_length(str(path), shape, dtype, path.stat().st_size - offset)
     array = np.memmap(path, dtype, "r", offset, shape, order="F" if fortran else "C")
-    return ArrayDataset(as_images(array, str(path)))
+    return ArrayDataset(as_images(array, str(path)), mapped=path)
 
 
 def save_npz(path: Path, splits: dict[str, Dataset]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tcm.data.dataset import Labels
+from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import BrokenImage
 from tcm.data.pictures import PackedNames, Pictures
 from tcm.errors import TcmError
@@ -72,11 +72,19 @@ class RowPictures(Pictures):
         rows = load_rows(where, split)
         if len(rows) == 0:
             raise TcmError(f"{where} has no rows in split {split!r}; name another split")
+        self._split = split
         self._column = image_column(rows, where)
         self._rows = without_decoding(rows, self._column)
         self.names = PackedNames(f"{where} row {row}" for row in range(len(rows)))
         column = label_column(rows)
         self.labels = Labels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+
+    def stored(self) -> Stored | None:
+        """Return the tables, unless they only name image files that lie elsewhere."""
+        inside = self._rows[0][self._column]
+        if inside is None or inside["bytes"] is None:
+            return None
+        return Stored([Path(file["filename"]) for file in self._rows.cache_files], self._split)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of the image in row `index`."""

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast, overload
 import numpy as np
 from PIL import Image
 
-from tcm.data.dataset import Labels
+from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
 from tcm.data.files import is_one_line
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
@@ -76,6 +76,10 @@ class Pictures(ABC):
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
 
+    @abstractmethod
+    def stored(self) -> Stored | None:
+        """Return the files that hold the pictures; None if that cannot be said."""
+
     def picture(self, index: int) -> Image.Image:
         """Return file `index` decoded, of mode "L" or "RGB"."""
         return decode_picture(self.data(index), self.names[index])
@@ -105,6 +109,10 @@ class FolderPictures(Pictures):
         else:
             self.labels = labels_from_folders(names, str(root))
         self.names = PackedNames(names)
+
+    def stored(self) -> Stored | None:
+        """Return all files."""
+        return Stored(self._root / name for name in self.names)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
@@ -144,6 +152,10 @@ class TarPictures(Pictures):
         self.labels = Labels.of([classes[key] for key in keys], where, class_names) if classes else None
         self.names = PackedNames(names)
         self._places = np.array(places, np.int64)
+
+    def stored(self) -> Stored | None:
+        """Return the shards."""
+        return Stored(self._shards)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""

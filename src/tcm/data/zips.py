@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from tcm.data.dataset import Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage
 from tcm.data.files import check_zip_entry
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
@@ -55,6 +56,10 @@ class ZipPictures(Pictures):
         self.names = PackedNames(names)
         self._entries = np.array([_fields(files[name]) for name in names], _ENTRY)
         _check_overlap(path, self._entries)
+
+    def stored(self) -> Stored | None:
+        """Return the zip."""
+        return Stored([self._path])
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""

@@ -19,7 +19,7 @@ from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 from tcm.evaluation.features import Detector
-from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics
+from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
 from tcm.evaluation.statistics import Statistics, accumulate
 from tcm.training.processes import Processes
 
@@ -115,7 +115,7 @@ def reference_of(
 
     `keep` asks for features too, which precision, recall and KID need: those of 50,000 images, or of all if fewer.
     """
-    content = dataset.content_hash()
+    content = shared_hash(processes, dataset)
     key = hashlib.sha256("\n".join([FORMAT, content, detector.hash, detector.preprocessing]).encode()).hexdigest()
     chosen = chosen_images(dataset.count)
     folder = data_folder() / "references"

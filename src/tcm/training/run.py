@@ -23,6 +23,7 @@ from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
+from tcm.training.origin import notes_of_data
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
@@ -65,7 +66,11 @@ class Run:
 
         Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
         """
-        with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
+        with (
+            stop_requests(patient=self.processes.count > 1) as stop,
+            _only_one(self.folder, self.processes),
+            ExitStack() as opened,
+        ):
             with self.processes.agreeing():
                 self._check_processes()
                 _check_recipe(self.recipe, self.folder)
@@ -73,9 +78,11 @@ class Run:
                 dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
                 classes = _check_data(self.recipe, dataset)
             done: dict[str, Path] = {}
+            models_here = [folder / "model" for folder in stage_folders(self.recipe, self.folder).values()]
+            notes = opened.enter_context(notes_of_data(dataset, models_here, self.processes.first, self.console))
             for name, folder in stage_folders(self.recipe, self.folder).items():
                 if not (folder / "model").is_dir():
-                    card = card_of(self.recipe, name, dataset.shape, classes)
+                    card = notes.on(card_of(self.recipe, name, dataset.shape, classes))
                     with self.processes.agreeing():
                         models = stage_models(self.recipe, name, card, Sources(done, init))
                         if self.processes.first:
@@ -83,7 +90,9 @@ class Run:
                     if not self._train_stage(name, folder, dataset, card, models, stop):
                         return False
                 done[name] = folder / "model"
+                notes.add(done[name])
                 self.processes.wait()
+            notes.finish(stop)
             return True
 
     def _train_stage(
@@ -116,7 +125,7 @@ class Run:
             progress = opened.enter_context(stage_progress(self.console, folder.name, stage.steps))
             finished = Fit(trainer, batches, card, folder, checkpoints, progress, metrics, trackers).run(stop)
             if finished:
-                self._save_model(trainer, card, dataset, folder / "model")
+                self._save_model(trainer, card, folder / "model")
         return finished
 
     def _trainer(self, name: str, models: StageModels) -> Trainer:
@@ -147,13 +156,12 @@ class Run:
             bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
         )
 
-    def _save_model(self, trainer: Trainer, card: ModelCard, dataset: Dataset, folder: Path) -> None:
+    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
         """Write the stage's first average as its model."""
         weights = {name: _whole(tensor) for name, tensor in trainer.averages[0].state_dict().items()}
         if self.processes.first:
-            provenance = card.provenance.model_copy(update={"data": dataset.content_hash()})
             with torch.device("meta"):
-                model = Model.fresh(card.model_copy(update={"provenance": provenance}))
+                model = Model.fresh(card)
             model.denoiser.load_state_dict(weights, assign=True)
             model.save(folder)
 
