@@ -6,6 +6,7 @@ import hashlib
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tcm.data import Dataset, atomic_write
+from tcm.data import Dataset, Stream, atomic_write
 from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
 from tcm.errors import TcmError
@@ -101,6 +102,23 @@ def chosen_images(available: int, count: int | None = None) -> Indices:
     """
     order = np.random.default_rng(0).permutation(available)
     return np.sort(order[: PAPERS_COUNT if count is None else count])
+
+
+def stream_batches(stream: Stream, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:
+    """This process's images of a stream, once through, as uint8 batches; each process reads all and decodes its own."""
+    samples = (sample for shard in range(stream.shards) for sample in stream.shard(shard))
+    own = islice(samples, processes.rank, None, processes.count)
+    while some := list(islice(own, batch)):
+        yield torch.from_numpy(np.stack([stream.decode(sample) for sample in some]))
+
+
+def stream_reference(
+    stream: Stream, name: str, detector: Detector, keep: bool = False, batch: int = 64, processes: Processes = ALONE
+) -> Reference:
+    """The reference for a stream, computed in one pass; not kept, as what identifies a stream is not its content."""
+    observed = observe(stream_batches(stream, batch, processes), detector, keep, processes)
+    identity = hashlib.sha256(stream.identity.encode()).hexdigest()
+    return Reference(detector, name, identity, observed.statistics, observed.features)
 
 
 def reference_of(

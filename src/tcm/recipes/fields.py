@@ -203,12 +203,20 @@ Stage = Annotated[DiffusionStage | ConsistencyStage | TruncatedStage, Field(disc
 class DataSpec(Spec):
     """The images to learn from."""
 
-    path: str = Field(description='a file, folder or name of a data set; "digits" is bundled')
+    path: str = Field(
+        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order'
+    )
     flip: bool = Field(default=False, description="mirror half of the images")
     channels: Maybe[Literal[1, 3]] = Field(
         default=None, description="convert to 1 (grey) or 3 (RGB); unset: as they are"
     )
-    workers: int = Field(default=0, ge=0, description="processes that read images; 0 reads in the training process")
+    workers: int = Field(
+        default=0, ge=0, description="processes (for a stream: threads) that read images ahead; 0: the training process"
+    )
+    lanes: Count = Field(
+        default=8, description="shards of a stream that are read side by side; the processes share them evenly"
+    )
+    window: Count = Field(default=4096, description="images of a stream that are shuffled together")
 
 
 def _default_second_time(fields: dict[str, Any]) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -38,6 +38,8 @@ class Position(BaseModel):
     retry: int = 0
     guard: GuardState = GuardState()
     scaler: dict[str, int | float] = {}
+    data: dict[str, JsonValue] | None = None
+    """The position in the stream that the data come from; data sets by index need none."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
 """The loop of one stage: steps, metrics, samples, checkpoints, and what happens when something goes wrong."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tcm.data.grid import save_grid
-from tcm.data.loader import Batches
+from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
 from tcm.devices import peak_memory
 from tcm.errors import TcmError
 from tcm.method.objectives import Consistency, TruncatedConsistency
 from tcm.method.preconditioning import c_skip
 from tcm.recipes.fields import ConsistencyStage
-from tcm.training.checkpoint import Checkpoints
+from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Tracker, Window
 from tcm.training.optimization import learning_rate
 from tcm.training.progress import StageProgress
@@ -32,7 +33,7 @@ class Fit:
     """A stage being trained: `run` takes it from where its newest checkpoint stands to its last step."""
 
     trainer: Trainer
-    batches: Batches
+    batches: BatchSource
     card: ModelCard
     folder: Path
     checkpoints: Checkpoints
@@ -43,10 +44,11 @@ class Fit:
     def run(self, stop: StopRequest) -> bool:
         """Train to the last step; false if a signal asked to stop before it, with all that is needed to go on saved."""
         stage = self.trainer.stage
-        step = self._start()
-        batches, window, returns = self.batches.starting_at(step), Window(), 0
+        position = self._start()
+        step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
         while step < stage.steps:
-            record = self.trainer.step(step, next(batches), bool(stop))
+            loaded = next(batches)
+            record = self.trainer.step(step, loaded, bool(stop))
             step += 1
             done = step == stage.steps
             self.progress.at(step)
@@ -56,34 +58,45 @@ class Fit:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
                 returns += 1
-                step = self._go_back(step, record, returns)
-                batches, window = self.batches.starting_at(step), Window()
+                position = self._go_back(step, record, returns)
+                step, batches, window = position.step, self._batches_from(position), Window()
                 continue
             if (step % stage.log_every == 0 or done) and window.steps:
                 self._report(step, window)
                 window = Window()
             if self._samples_at(step):
                 with window.paused():
-                    self._sample(step)
+                    self._sample(step, loaded)
             if done or record.stop or self._checkpoint_at(step):
                 with window.paused():
-                    self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
+                    self._save(step, loaded.resume)
                 returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
                 return False
         return True
 
-    def _start(self) -> int:
-        """The step to begin with: the newest checkpoint's, or 0 with a checkpoint to go back to."""
+    def _batches_from(self, position: Position) -> Iterator[LoadedBatch]:
+        with self.trainer.processes.agreeing():
+            return self.batches.starting_at(position.step, position.data)
+
+    def _save(self, step: int, resume: Resume | None) -> None:
+        """Write a checkpoint; `resume` is this process's part of the position in a stream."""
+        parts = [] if resume is None else self.trainer.processes.gather(resume)
+        data = {key: value for part in parts for key, value in part.items()} or None
+        position = self.trainer.position(step).model_copy(update={"data": data})
+        self.checkpoints.save(self.trainer.tensors(), position)
+
+    def _start(self) -> Position:
+        """Where to begin: at the newest checkpoint, or at step 0 with a checkpoint to go back to."""
         newest = self.checkpoints.newest()
-        step = 0
+        position = Position(step=0)
         if newest.path is None:
-            self.checkpoints.save(self.trainer.tensors(), self.trainer.position(0))
+            self._save(0, None)
         else:
             position = self.checkpoints.load(newest.path, self.trainer.tensors())
             self.trainer.restore(position)
-            step = position.step
+        step = position.step
         if self.metrics is not None:
             self.metrics.rewind(step, keep_events=False)
         for damage in newest.damage:
@@ -91,9 +104,9 @@ class Fit:
         if step or newest.damage:
             self.progress.say(f"going on from step {step}")
         self.progress.begin(step)
-        return step
+        return position
 
-    def _go_back(self, step: int, record: StepRecord, returns: int) -> int:
+    def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
         retry, skipped = trainer.retry + 1, trainer.guard.skipped
@@ -114,7 +127,7 @@ class Fit:
             self.metrics.rewind(position.step, keep_events=True)
         self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
         self.progress.begin(position.step)
-        return position.step
+        return position
 
     def _remedy(self) -> str:
         stage = self.trainer.stage
@@ -148,8 +161,8 @@ class Fit:
             return False
         return step % stage.sample_every == 0 or step == stage.steps
 
-    def _sample(self, step: int) -> None:
-        """Write a grid of fixed seeds made with the averaged weights, and watch for collapse."""
+    def _sample(self, step: int, loaded: LoadedBatch) -> None:
+        """Write a grid of fixed seeds made with the averaged weights, and watch for collapse beside the data."""
         with self.trainer.averaged():
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
         if not self.trainer.processes.first:
@@ -159,7 +172,7 @@ class Fit:
         self.progress.say(f"step {step}: samples in {path}")
         spread = float(images.std(0).mean())
         self._write({"step": step, "spread": spread})
-        of_data = float(to_float(self.batches.at(0).images).std(0).mean())
+        of_data = float(to_float(loaded.images).std(0).mean())
         T = torch.tensor(self.card.t_max)
         of_noise = float(c_skip(T, self.card.sigma_data) * T)
         if self.card.kind != "diffusion" and spread < of_noise + COLLAPSE * of_data:

@@ -5,11 +5,12 @@ To hash a large data set takes minutes of decoding, which no step and no stage w
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from tcm.data import Dataset, atomic_write
+from tcm.data import Dataset, Stream, atomic_write
 from tcm.data.hashing import BackgroundHash
 from tcm.errors import TcmError
 from tcm.training.checkpoint import disk_errors
@@ -20,10 +21,22 @@ A_MOMENT = 0.5
 """Seconds in which small data are hashed, so that their models are written once, with all that belongs to them."""
 
 
-class Notes:
-    """The models that are to be told what data they come from."""
+@dataclass(frozen=True)
+class Known:
+    """An identity that needs no hashing."""
 
-    def __init__(self, hashing: BackgroundHash | None, console: Console) -> None:
+    value: str
+    problem: str | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """It is there already."""
+        return True
+
+
+class Notes:
+    """The models whose cards are to say what data they come from."""
+
+    def __init__(self, hashing: BackgroundHash | Known | None, console: Console) -> None:
         self._hashing, self._console = hashing, console
         self._models: list[Path] = []
 
@@ -62,12 +75,18 @@ class Notes:
 
 
 @contextmanager
-def notes_of_data(dataset: Dataset, models: Iterable[Path], write: bool, console: Console) -> Iterator[Notes]:
-    """While the block runs, hash the data if one of the models lacks it; only the process that may `write` does."""
+def notes_of_data(data: Dataset | Stream, models: Iterable[Path], write: bool, console: Console) -> Iterator[Notes]:
+    """While the block runs, hash the data if one of the models lacks it; only the process that may `write` does.
+
+    A stream is not hashed: its identity is what can be known without reading it all.
+    """
     if not write or all(_is_noted(model) for model in models):
         yield Notes(None, console)
         return
-    with BackgroundHash(dataset) as hashing:
+    if isinstance(data, Stream):
+        yield Notes(Known(data.identity), console)
+        return
+    with BackgroundHash(data) as hashing:
         hashing.wait(A_MOMENT)
         yield Notes(hashing, console)
 

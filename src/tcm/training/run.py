@@ -11,9 +11,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
-from tcm.data import Dataset, open_dataset
+from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
 from tcm.data.files import atomic_write
-from tcm.data.loader import Batches
 from tcm.errors import TcmError
 from tcm.method.objectives import Models
 from tcm.recipes.fields import DiffusionStage, TruncatedStage
@@ -75,19 +74,20 @@ class Run:
                 self._check_processes()
                 _check_recipe(self.recipe, self.folder)
                 init = _noted_init(self.settings.init, self.folder)
-                dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
-                classes = _check_data(self.recipe, dataset)
+                data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
+                classes = _check_data(self.recipe, data)
+                batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             done: dict[str, Path] = {}
             models_here = [folder / "model" for folder in stage_folders(self.recipe, self.folder).values()]
-            notes = opened.enter_context(notes_of_data(dataset, models_here, self.processes.first, self.console))
+            notes = opened.enter_context(notes_of_data(data, models_here, self.processes.first, self.console))
             for name, folder in stage_folders(self.recipe, self.folder).items():
                 if not (folder / "model").is_dir():
-                    card = notes.on(card_of(self.recipe, name, dataset.shape, classes))
+                    card = notes.on(card_of(self.recipe, name, data.shape, classes))
                     with self.processes.agreeing():
                         models = stage_models(self.recipe, name, card, Sources(done, init))
                         if self.processes.first:
                             _note(self.folder, self.recipe, init)
-                    if not self._train_stage(name, folder, dataset, card, models, stop):
+                    if not self._train_stage(name, folder, batches[name], card, models, stop):
                         return False
                 done[name] = folder / "model"
                 notes.add(done[name])
@@ -96,19 +96,16 @@ class Run:
             return True
 
     def _train_stage(
-        self, name: str, folder: Path, dataset: Dataset, card: ModelCard, models: StageModels, stop: StopRequest
+        self,
+        name: str,
+        folder: Path,
+        batches: BatchSource,
+        card: ModelCard,
+        models: StageModels,
+        stop: StopRequest,
     ) -> bool:
         stage = self.recipe.stages[name]
         trainer = self._trainer(name, models)
-        batches = Batches(
-            dataset,
-            seed=self.recipe.seed,
-            batch=stage.batch,
-            flip=self.recipe.data.flip,
-            rank=self.processes.rank,
-            world=self.processes.count,
-            workers=self.recipe.data.workers,
-        )
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
@@ -127,6 +124,22 @@ class Run:
             if finished:
                 self._save_model(trainer, card, folder / "model")
         return finished
+
+    def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
+        seed, spec, rank, world = self.recipe.seed, self.recipe.data, self.processes.rank, self.processes.count
+        if isinstance(data, Dataset):
+            return Batches(data, seed=seed, batch=batch, flip=spec.flip, rank=rank, world=world, workers=spec.workers)
+        return StreamBatches(
+            data,
+            seed=seed,
+            batch=batch,
+            flip=spec.flip,
+            rank=rank,
+            world=world,
+            workers=spec.workers,
+            lanes=spec.lanes,
+            window=spec.window,
+        )
 
     def _trainer(self, name: str, models: StageModels) -> Trainer:
         """Place the models on the device, shard and compile them as the run wants it."""
@@ -230,20 +243,22 @@ def _note(run: Path, recipe: Recipe, init: str | None) -> None:
                 file.write(text.encode())
 
 
-def _check_data(recipe: Recipe, dataset: Dataset) -> int:
+def _check_data(recipe: Recipe, data: Dataset | Stream) -> int:
     """Check that the data is what the recipe says; returns the number of classes that the network is told."""
-    if recipe.image_shape is not None and dataset.shape != recipe.image_shape:
+    if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(dataset.shape)}, and image_shape is "
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
-    if recipe.conditional and not dataset.classes:
+    if recipe.conditional and isinstance(data, Stream) and data.labelled and not data.classes:
+        raise TcmError(f"data.path={recipe.data.path} has labels but does not say how many classes; set classes")
+    if recipe.conditional and not data.classes:
         raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
-    if recipe.classes is not None and dataset.classes != recipe.classes:
+    if recipe.classes is not None and data.classes != recipe.classes:
         raise TcmError(
-            f"data.path={recipe.data.path} has {dataset.classes} classes, and classes={recipe.classes}; correct it"
+            f"data.path={recipe.data.path} has {data.classes} classes, and classes={recipe.classes}; correct it"
         )
-    return dataset.classes if recipe.conditional else 0
+    return data.classes if recipe.conditional else 0
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

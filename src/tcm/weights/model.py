@@ -32,7 +32,7 @@ class Provenance(BaseModel):
     recipe: str | None = None
     stage: str | None = None
     step: int | None = None
-    data: str | None = Field(default=None, description="hash of the training data")
+    data: str | None = Field(default=None, description="hash of the training data; of a stream what identifies it")
     imported_from: str | None = None
     licence: str | None = None
 
