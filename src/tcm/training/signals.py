@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, SLURM's pre-emption signal SIGUSR1 (not on Windows)."""
+"""Signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, SLURM's pre-emption SIGUSR1 (not on Windows)."""
 
 import signal
 from collections.abc import Iterator
