@@ -1,7 +1,6 @@
 """The one place that knows about kinds of devices."""
 
 import os
-import resource
 import sys
 
 import torch
@@ -50,19 +49,26 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on `device`; on a CPU half of all there is, which other programs share.
+    """Bytes that are free on `device`; on a CPU half of all there is (4 GiB if unknown), which other programs share.
 
     >>> free_memory(torch.device("cpu")) > 0
     True
     """
-    if device.type == "cpu":
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[0]
+    try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return torch.accelerator.get_memory_info(device)[0]
+    except AttributeError:  # on Windows
+        return 4 * 2**30
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held on `device` so far."""
-    if device.type == "cpu":
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return kilobytes * (1 if sys.platform == "darwin" else 1024)
-    return torch.accelerator.max_memory_allocated(device)
+    """The most bytes that this process has held on `device` so far; 0 on Windows' CPUs, where Python cannot tell."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes * (1 if sys.platform == "darwin" else 1024)

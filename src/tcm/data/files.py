@@ -39,13 +39,15 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where the system can (Windows cannot open folders)."""
-    if os.name == "posix":
+    """Make a rename in `folder` survive a power cut, where the system lets us open folders (Windows does not)."""
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_expansion(name: str, declared: int, stored: int) -> None:
