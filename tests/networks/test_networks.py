@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import profile
 
 from tcm import DDPMppConfig, EDM2Config, Network, SampleStreams, build_network
 from tcm.errors import TcmError
 from tcm.networks.ddpmpp import positional_embedding
 from tcm.networks.edm2 import MPConv, MPLinear, mp_cat, mp_silu, mp_sum, normalize
-from tcm.networks.layers import attend, drop, one_hot, resample
+from tcm.networks.layers import attend, drop, merge_heads, one_hot, resample, split_heads
 
 SMALL = {
     "ddpmpp": DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, attention=(4,), dropout=0.2),
@@ -291,9 +293,65 @@ def test_normalisation_in_float16_does_not_overflow() -> None:
 
 
 def test_attention_is_softmax_of_scaled_products() -> None:
-    q, k, v = (torch.randn(2, 3, 5, 7) for _ in range(3))
-    weights = torch.einsum("bhdq,bhdk->bhqk", q, k).div(5**0.5).softmax(-1)
-    torch.testing.assert_close(attend(q, k, v), torch.einsum("bhqk,bhdk->bhdq", weights, v))
+    q, k, v = (torch.randn(2, 3, 7, 5) for _ in range(3))
+    weights = torch.einsum("bhqd,bhkd->bhqk", q, k).div(5**0.5).softmax(-1)
+    torch.testing.assert_close(attend(q, k, v), torch.einsum("bhqk,bhkd->bhqd", weights, v))
+
+
+def test_heads_are_split_and_merged_by_channel() -> None:
+    image = torch.arange(2 * 24 * 3).view(2, 24, 1, 3)
+    parts = split_heads(image, heads=2)
+    assert parts.shape == (3, 2, 2, 3, 4)
+    for part in range(3):
+        for head in range(2):
+            for d in range(4):
+                channel = (head * 4 + d) * 3 + part
+                assert torch.equal(parts[part, :, head, :, d], image[:, channel, 0])
+    assert torch.equal(merge_heads(parts[1], image[:, :8]), image[:, 1::3])
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gradient", [False, True], ids=["without gradient", "with gradient"])
+@small
+def test_attention_takes_the_fused_kernel(config, gradient: bool, precision: torch.dtype) -> None:
+    network = build_network(config, (1, 8, 8), 0)
+    autocast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
+    with profile() as profiler, torch.set_grad_enabled(gradient), autocast:
+        out = network(torch.randn(2, 1, 8, 8), torch.zeros(2), None, None)
+        if gradient:
+            out.sum().backward()
+    ran = {event.name for event in profiler.events() if "scaled_dot_product" in event.name}
+    assert any("flash_attention" in name for name in ran)
+    assert any("flash_attention" in name and "backward" in name for name in ran) == gradient
+    assert not any("math" in name for name in ran)
+
+
+@small
+def test_attention_of_no_rows_asks_no_kernel(config) -> None:
+    """On some devices a fused kernel cannot start for a batch of no rows."""
+    network = build_network(config, (1, 8, 8), 0)
+    with profile() as profiler:
+        out = network(torch.empty(0, 1, 8, 8), torch.empty(0), None, None)
+        out.sum().backward()
+    assert out.shape == (0, 1, 8, 8)
+    assert not [event.name for event in profiler.events() if "scaled_dot_product" in event.name]
+
+
+@small
+def test_forward_mode_derivative_through_attention(config) -> None:
+    """⟨w, J v⟩ by forward mode is ⟨Jᵀ w, v⟩ by reverse mode, which takes another kernel."""
+    network = stir(build_network(config, (1, 8, 8), 0))
+    x, v, w = torch.randn(3, 2, 1, 8, 8)
+
+    def f(x: Tensor) -> Tensor:
+        return network(x, torch.zeros(2), None, None)
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        _, Jv = torch.func.jvp(f, (x,), (v,))
+    x.requires_grad_()
+    (JTw,) = torch.autograd.grad(f(x), x, w)
+    size = float(Jv.norm() * w.norm())
+    assert float((w * Jv).sum()) == pytest.approx(float((JTw * v).sum()), abs=1e-4 * size)
 
 
 def test_resampling_halves_by_averaging_and_doubles_by_repeating() -> None:

@@ -298,6 +298,8 @@ def test_times_and_steps_of_sampling() -> None:
     assert torch.equal(truncated.sample(2), truncated.sample(2, steps=1))
     with pytest.raises(TcmError, match=r"times\[1\]=0.821 lies below 1, where this model is undefined"):
         truncated.sample(1, times=[80.0, 0.821])
+    with pytest.raises(TcmError, match=r"times\[0\]=1.5 is not T=80.0"):
+        truncated.sample(1, times=[1.5])
     diffusion = lively(Model.fresh(card(kind="diffusion")))
     assert torch.equal(diffusion.sample(2), diffusion.sample(2, steps=18))
     with pytest.raises(TcmError, match=r"times=\[80.0\] are for consistency models"):

@@ -43,7 +43,8 @@ def search_time(
     """
     if model.card.kind == "diffusion":
         raise TcmError(f"{name} is a diffusion model, which takes no second time; give a consistency model")
-    check_times(model.denoiser, [model.card.t_max, min(grid)])
+    for t in grid:
+        check_times(model.denoiser, [model.card.t_max, t])
     for t in grid:
         sampling = Sampling(times=(model.card.t_max, t))
         (score,) = evaluate_model(model, name, seeds, sampling, reference, ("fid",), batch, processes)

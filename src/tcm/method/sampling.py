@@ -58,6 +58,8 @@ def check_times(f: Denoiser, times: Sequence[float]) -> None:
     """Refuse times where the model is undefined: a silent bad picture is worse than an error."""
     if not times:
         raise TcmError(f"times is empty; use at least one time, such as {f.t_max:g}")
+    if times[0] != f.t_max:
+        raise TcmError(f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} first")
     for place, t in enumerate(times):
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"

@@ -19,8 +19,10 @@ from tcm.networks.layers import (
     drop,
     encoder_plan,
     level_shape,
+    merge_heads,
     one_hot,
     resample,
+    split_heads,
 )
 
 
@@ -119,8 +121,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
-        q, k, v = self.qkv(self.norm(x)).view(len(x), 1, x.shape[1], 3, x.shape[2] * x.shape[3]).unbind(3)
-        return (x + self.proj(attend(q, k, v).reshape(x.shape))) * sqrt(0.5)
+        q, k, v = split_heads(self.qkv(self.norm(x)), heads=1)
+        return (x + self.proj(merge_heads(attend(q, k, v), x))) * sqrt(0.5)
 
 
 def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:

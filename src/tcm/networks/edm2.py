@@ -19,9 +19,11 @@ from tcm.networks.layers import (
     drop,
     encoder_plan,
     level_shape,
+    merge_heads,
     one_hot,
     resample,
     resolution,
+    split_heads,
 )
 
 CHANNELS_PER_HEAD = 64
@@ -150,9 +152,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
-        qkv = self.qkv(x).reshape(len(x), self.heads, x.shape[1] // self.heads, 3, x.shape[2] * x.shape[3])
-        q, k, v = normalize(qkv, dims=(2,)).unbind(3)
-        return self.proj(attend(q, k, v).reshape(x.shape))
+        q, k, v = normalize(split_heads(self.qkv(x), self.heads), dims=(-1,))
+        return self.proj(merge_heads(attend(q, k, v), x))
 
 
 class MPConv(nn.Module):

@@ -113,10 +113,31 @@ def drop(x: Tensor, masks: Masks | None, place: int | None, rate: float) -> Tens
     return (x * masks[place]).mul_(1 / (1 - rate))
 
 
+def split_heads(qkv: Tensor, heads: int) -> Tensor:
+    """Queries, keys and values (3, B, heads, positions, d) from the channels (heads, d, 3) of images (B, C, H, W).
+
+    They are copied so that each vector is contiguous. Torch's fused attention kernels need that, and without it torch
+    falls back in silence to a kernel that holds all weights in memory.
+    """
+    B, channels, height, width = qkv.shape
+    parts = qkv.reshape(B, heads, channels // (3 * heads), 3, height * width)
+    return parts.permute(3, 0, 1, 4, 2).contiguous()
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·k/√d) v for q, k, v of shape (B, heads, d, positions)."""
-    q, k, v = (part.transpose(2, 3) for part in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(2, 3)
+    """softmax(q·k/√d) v for q, k, v of shape (B, heads, positions, d).
+
+    Torch chooses the kernel. The fused ones have no forward-mode derivative: torch.func.jvp needs the plain one, inside
+    `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
+    """
+    if len(q) == 0:  # some kernels refuse a batch of no rows
+        return v
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def merge_heads(out: Tensor, like: Tensor) -> Tensor:
+    """The result of `attend` as images of the shape of `like`, with channels (heads, d)."""
+    return out.transpose(2, 3).reshape(like.shape)
 
 
 def resample(x: Tensor, mode: Resample) -> Tensor:
