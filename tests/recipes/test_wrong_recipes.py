@@ -55,6 +55,21 @@ WRONG_OVERRIDES = {
     "digits data.channels=2": "digits: data.channels=2 must be 1 or 3",
     "digits t_max=inf": "digits: t_max=inf must be a finite number",
     "digits image_shape=[1,8]": "digits: image_shape[2] is missing; add it",
+    # schedule
+    "imagenet64-s truncated.schedule_offset=-1": (
+        'imagenet64-s: truncated.schedule_offset=-1: must be a number of steps, 0 or more, or "continue"'
+    ),
+    "imagenet64-s truncated.schedule_offset=on": (
+        "imagenet64-s: truncated.schedule_offset='on': must be a number of steps, 0 or more, or \"continue\""
+    ),
+    "imagenet64-xl truncated.schedule_offset=continue": (
+        "imagenet64-xl: truncated.schedule_offset='continue' counts on from an earlier stage, and init='previous' "
+        "names none; give the number of steps that the model was trained for, such as schedule_offset=150000"
+    ),
+    "cifar10 truncated.schedule_offset=continue": (
+        "cifar10: truncated.schedule_offset='continue' has no effect on schedule='constant' and constant averages; "
+        "remove it, or use schedule='inverse_sqrt' or a power average"
+    ),
     # times
     "digits truncated.t_prime=80": (
         "digits: truncated.t_prime=80.0 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"

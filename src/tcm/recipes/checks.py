@@ -11,9 +11,11 @@ from tcm.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.networks import check_network
 from tcm.recipes.fields import (
+    CONTINUE,
     UNSET,
     DiffusionStage,
     PairsStage,
+    PowerAverage,
     RecipeFields,
     Stage,
     TruncatedStage,
@@ -57,6 +59,7 @@ def check_stages(recipe: RecipeFields) -> None:
         _check_times(recipe, name, stage)
         _check_labels(recipe, name, stage)
         _check_init(recipe, name, stage)
+        _check_offset(recipe, name, stage)
         if isinstance(stage, PairsStage):
             _check_teacher(recipe, name, stage)
         if isinstance(stage, TruncatedStage):
@@ -67,6 +70,14 @@ def check_stages(recipe: RecipeFields) -> None:
 def stages_before(recipe: RecipeFields, name: str) -> list[str]:
     """The names of the stages before one, in order."""
     return list(takewhile(lambda other: other != name, recipe.stages))
+
+
+def source_stage(recipe: RecipeFields, name: str) -> str | None:
+    """The earlier stage that a stage's weights come from; none if they come from elsewhere."""
+    before, init = stages_before(recipe, name), recipe.stages[name].init
+    if init == "previous":
+        return before[-1] if before else None
+    return init if init in before else None
 
 
 def _check_optimisation(name: str, stage: Stage) -> None:
@@ -141,6 +152,21 @@ def _check_init(recipe: RecipeFields, name: str, stage: Stage) -> None:
         raise TcmError(
             f"{name}.init='scratch': a truncated stage goes on from a consistency model; put a consistency stage "
             f"before it, or use init='previous' and give a model with --init"
+        )
+
+
+def _check_offset(recipe: RecipeFields, name: str, stage: Stage) -> None:
+    if stage.schedule_offset == 0:
+        return
+    if stage.schedule == "constant" and not any(isinstance(average, PowerAverage) for average in stage.averages):
+        raise TcmError(
+            f"{name}.schedule_offset={stage.schedule_offset!r} has no effect on schedule='constant' and constant "
+            f"averages; remove it, or use schedule='inverse_sqrt' or a power average"
+        )
+    if stage.schedule_offset == CONTINUE and source_stage(recipe, name) is None:
+        raise TcmError(
+            f"{name}.schedule_offset='{CONTINUE}' counts on from an earlier stage, and init={stage.init!r} names none; "
+            f"give the number of steps that the model was trained for, such as schedule_offset=150000"
         )
 
 

@@ -22,6 +22,19 @@ Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+CONTINUE: Literal["continue"] = "continue"
+"""The schedule_offset of a stage that counts its steps on from those of the stage that it starts from."""
+
+
+def _offset(value: object) -> object:
+    if value == CONTINUE or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f'must be a number of steps, 0 or more, or "{CONTINUE}"')
+
+
+Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
+
+
 class Spec(BaseModel):
     """A part of a recipe: frozen, and unknown keys are errors."""
 
@@ -111,6 +124,11 @@ class StageBase(Spec):
         description="learning rate over steps i; inverse_sqrt: divided by √max(i/schedule_reference, 1)",
     )
     schedule_reference: Maybe[Count] = Field(default=None, description="step after which inverse_sqrt begins to fall")
+    schedule_offset: Offset = Field(
+        default=0,
+        description="steps that inverse_sqrt and power averages count before this stage's first; "
+        "continue: those of the stage that the weights come from",
+    )
     warmup: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
     averages: tuple[AverageSpec, ...] = Field(
         default=(ConstantAverage(),),

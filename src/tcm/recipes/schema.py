@@ -19,7 +19,7 @@ from tcm.method.objectives import Consistency, Diffusion, Distillation, Objectiv
 from tcm.method.solvers import euler, heun
 from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import DDPMppConfig, EDM2Config
-from tcm.recipes.checks import check_second_time, check_stages, check_whole
+from tcm.recipes.checks import check_second_time, check_stages, check_whole, source_stage
 from tcm.recipes.fields import (
     AverageSpec,
     ConsistencyStage,
@@ -61,6 +61,7 @@ __all__ = [
     "decay_of",
     "network_of",
     "objective_of",
+    "offset_of",
     "time_range",
 ]
 
@@ -115,6 +116,21 @@ def decay_of(spec: AverageSpec) -> Decay:
             return ConstantDecay(spec.decay)
         case PowerAverage():
             return PowerDecay(spec.gamma)
+
+
+def offset_of(recipe: Recipe, name: str) -> int:
+    """The steps that a stage's schedule and power averages count before its first.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> offset_of(resolve("imagenet64-s"), "truncated")
+    150000
+    """
+    offset = recipe.stages[name].schedule_offset
+    if isinstance(offset, int):
+        return offset
+    source = source_stage(recipe, name)
+    assert source is not None, "a recipe's checks see to it"
+    return offset_of(recipe, source) + recipe.stages[source].steps
 
 
 def _times(recipe: Recipe, stage: Stage) -> TimeDistribution:

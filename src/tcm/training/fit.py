@@ -142,7 +142,7 @@ class Fit:
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
         values = window.summary() | {
-            "learning_rate": learning_rate(trainer.stage, step - 1),
+            "learning_rate": learning_rate(trainer.stage, step - 1, trainer.schedule_offset),
             "skipped": trainer.guard.skipped,
             "memory": peak_memory(trainer.processes.device),
         }

@@ -17,7 +17,7 @@ from tcm.errors import TcmError
 from tcm.method.objectives import Models
 from tcm.recipes.fields import DiffusionStage, TruncatedStage
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, objective_of
+from tcm.recipes.schema import Recipe, objective_of, offset_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
@@ -167,6 +167,7 @@ class Run:
             self.processes,
             seed=(self.recipe.seed, name),
             bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
+            schedule_offset=offset_of(self.recipe, name),
         )
 
     def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:

@@ -67,9 +67,10 @@ class Trainer:
         processes: Processes,
         seed: tuple[int, str],
         bin_edges: Tensor,
+        schedule_offset: int = 0,
     ) -> None:
         self.stage, self.objective, self.processes = stage, objective, processes
-        self.seed, self.bin_edges = seed, bin_edges
+        self.seed, self.bin_edges, self.schedule_offset = seed, bin_edges, schedule_offset
         self.student = models.student
         self.loss: nn.Module = LossModule(objective, models)
         self.sharded = isinstance(self.student, FSDPModule)
@@ -87,7 +88,7 @@ class Trainer:
         """One update: loss, backward, clip, optimiser, averages. The guard decides whether it is made."""
         self.student.network.normalize_weights()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.stage, step)
+            group["lr"] = learning_rate(self.stage, step, self.schedule_offset)
         self.optimizer.zero_grad(set_to_none=True)
         names, values = self._backward(step, loaded, stop)
         self.scaler.unscale_(self.optimizer)
@@ -98,7 +99,7 @@ class Trainer:
         if verdict == "good":
             self.scaler.step(self.optimizer)
             for average in self.averages:
-                average.update(self.student, step + 1)
+                average.update(self.student, self.schedule_offset + step + 1)
         self.scaler.update()
         return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
 
