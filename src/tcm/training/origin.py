@@ -21,7 +21,7 @@ A_MOMENT = 0.5
 
 
 class Notes:
-    """The models that are to be told what data they come from."""
+    """The models that still lack the hash of the data they come from."""
 
     def __init__(self, hashing: BackgroundHash | None, console: Console) -> None:
         self._hashing, self._console = hashing, console
