@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,7 +15,7 @@ import serving
 import torch
 import writers
 
-from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream
+from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream, streams
 from tcm.errors import TcmError
 
 COUNT = 101
@@ -100,7 +99,6 @@ def test_compressed_shards_and_braces(tmp_path: Path) -> None:
     assert batch.labels is None
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="webdataset reads URLs with curl, which is not here")
 def test_each_process_fetches_its_own_shards(tmp_path: Path) -> None:
     writers.write_shards(tmp_path / "d", IMAGES, LABELS, per_shard=9)
     with serving.folder(tmp_path / "d") as (address, fetched):
@@ -114,6 +112,27 @@ def test_each_process_fetches_its_own_shards(tmp_path: Path) -> None:
             own.append(set(fetched))
     assert all(own)
     assert own[0].isdisjoint(own[1])
+
+
+def test_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut within a file, between an image and its class, within a header: it continues with the next whole sample."""
+    monkeypatch.setattr(streams, "RETRIES", (0.0, 0.0, 0.0))
+    writers.write_shards(tmp_path / "d", IMAGES[:8], LABELS[:8])
+    (shard,) = (tmp_path / "d").glob("*.tar")
+    whole = list(open_stream(shard).shard(0))
+    sample, between = (shard.read_bytes().index(name) for name in (b"000001.png", b"000001.cls"))
+    with serving.folder(tmp_path / "d", {shard.name: [-1, sample + 600, between, sample + 100]}) as (address, _):
+        stream = open_stream(f"{address}/{shard.name}")
+        again = list(stream.shard(0))
+        assert [(one.data, one.label) for one in again] == [(one.data, one.label) for one in whole]
+    with serving.folder(tmp_path / "d", {shard.name: [-1, *[sample] * 4]}) as (address, fetched):
+        stream = open_stream(f"{address}/{shard.name}")
+        with pytest.raises(TcmError, match=r"part-0000\.tar cannot be read to its end \(\d+ bytes are missing\)"):
+            list(stream.shard(0))
+        assert len(fetched) == 5
+        with pytest.raises(TcmError, match=r"absent\.tar cannot be read to its end \(HTTP Error 404"):
+            open_stream(f"{address}/absent.tar")
+        assert len(fetched) == 6, "what the server refuses is not asked for again"
 
 
 def test_bad_streams(tmp_path: Path) -> None:

@@ -4,8 +4,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
+from itertools import islice
 from pathlib import Path
+from time import sleep
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from tcm.data.dataset import Dataset, Pixels
 from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
@@ -13,6 +18,11 @@ from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column,
 from tcm.data.opening import STREAM, check_channels, class_names_beside, only_train, open_dataset
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.errors import TcmError
+
+RETRIES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds to wait before each new attempt at a shard from a URL."""
+PATIENCE = 60.0
+"""Seconds without a byte after which a connection counts as broken."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,24 @@ class ShardStream(Stream):
         super().__init__(shards[0], _names_and_sizes(shards), len(shards), channels, class_names)
 
     def shard(self, number: int) -> Iterator[Sample]:
-        """Yield the samples of a tar file."""
-        return _shard_samples(self._shards[number])
+        """Yield the samples of a tar file; if the connection to a URL breaks, continue with another one."""
+        shard, given = self._shards[number], 0
+        waits = iter(RETRIES if "://" in shard else ())
+        while True:
+            try:
+                for sample in islice(_shard_samples(shard), given, None):
+                    yield sample
+                    given += 1
+                return
+            except TcmError:
+                raise
+            except (*TAR_ERRORS, HTTPException) as error:
+                refused = isinstance(error, HTTPError) and error.code < 500
+                wait = None if refused else next(waits, None)
+                if wait is None:
+                    reason = " ".join(str(error).split())[:200]
+                    raise TcmError(f"{shard} cannot be read to its end ({reason}); check or replace it") from error
+                sleep(wait)
 
 
 class RowStream(Stream):
@@ -149,20 +175,34 @@ def _names_and_sizes(files: list[str]) -> str:
 
 
 def _shard_samples(shard: str) -> Iterator[Sample]:
+    for members in _downloaded(shard) if shard.startswith(("http://", "https://")) else _opened(shard):
+        name = f"{shard}/{members['__key__']}"
+        images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
+        if len(images) > 1:
+            raise TcmError(f"{name} has {len(images)} images; a sample has one")
+        if images:
+            label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
+            yield Sample(name, images[0], label)
+
+
+def _opened(shard: str) -> Iterator[dict[str, Any]]:
+    yield from _webdataset().tarfile_samples([{"url": shard}])
+
+
+def _downloaded(shard: str) -> Iterator[dict[str, Any]]:
+    """As webdataset does it, but without curl: a signal to this run would end curl within a shard, and a shard that is
+    cut between two files would pass for a whole one."""
     tariterators = _webdataset()
-    try:
-        for members in tariterators.tarfile_samples([{"url": shard}]):
-            name = f"{shard}/{members['__key__']}"
-            images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
-            if len(images) > 1:
-                raise TcmError(f"{name} has {len(images)} images; a sample has one")
-            if images:
-                label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
-                yield Sample(name, images[0], label)
-    except TcmError:
-        raise
-    except TAR_ERRORS as error:
-        raise TcmError(f"{shard} cannot be read to its end ({error.args[0]}); copy or download it again") from error
+    with urlopen(shard, timeout=PATIENCE) as response:
+        files = tariterators.tar_file_expander([{"url": shard, "stream": response}])
+        last: list[dict[str, Any]] = []
+        for members in tariterators.group_by_keys(files):
+            yield from last
+            last = [members]
+        response.read()
+        if response.length:
+            raise EOFError(f"{response.length} bytes are missing")
+        yield from last  # only now is it known to have all its files
 
 
 def _expanded(pattern: str) -> list[str]:
