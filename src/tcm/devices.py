@@ -2,6 +2,9 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -46,6 +49,33 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "mps"
+
+
+@contextmanager
+def fp32_products(arithmetic: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """While the block runs, float32 products are IEEE's, or TF32's (10 bits of mantissa) where the device has it.
+
+    torch's own default on NVIDIA cards is IEEE for matrix products, but TF32 for convolutions.
+
+    >>> with fp32_products("ieee"):
+    ...     torch.backends.cudnn.conv.fp32_precision
+    'ieee'
+    """
+    # An operation's own setting wins over torch.backends.fp32_precision, which says it for all.
+    operations = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
+    )
+    before = [operation.fp32_precision for operation in operations]
+    try:
+        for operation in operations:
+            operation.fp32_precision = arithmetic
+        yield
+    finally:
+        for operation, value in zip(operations, before, strict=True):
+            operation.fp32_precision = value
 
 
 def free_memory(device: torch.device) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tcm.data import Dataset, to_float
+from tcm.devices import fp32_products
 from tcm.errors import TcmError
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
@@ -77,6 +78,6 @@ def _denoised(
         pixels, labels = dataset.read(np.asarray(some))
         x = to_float(torch.from_numpy(pixels))
         eps = SampleStreams([derive_seed("denoise", seed, index) for index in some]).normal(x.shape[1:])
-        with torch.no_grad():
+        with torch.no_grad(), fp32_products("ieee"):
             denoised = f(x + t * eps, torch.full((len(x),), t), None if labels is None else torch.from_numpy(labels))
         yield quantise(denoised)

@@ -1,5 +1,6 @@
 """What both networks share: the plan of a U-Net, labels, dropout, attention, resampling."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,6 +105,13 @@ def one_hot(labels: Tensor | None, count: int, like: Tensor) -> Tensor:
         return rows
     known = (labels >= 0).to(like.dtype)
     return rows.scatter(1, labels.clamp_min(0)[:, None], (known * count**0.5)[:, None])
+
+
+def linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x wᵀ + b in float32, under autocast too, as EDM and EDM2 embed t: a pair's times differ by one in a thousand."""
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 def drop(x: Tensor, masks: Masks | None, place: int | None, rate: float) -> Tensor:

@@ -17,11 +17,12 @@ GRADIENT_PASS = 3
 """A forward and backward pass costs about three forward passes."""
 
 UTILISATION = 0.3
-PEAK_FLOPS = {"fp32": 156e12, "bf16": 312e12, "fp16": 312e12}
-"""An A100's peak: fp32 is TF32, torch's default for convolutions. Training U-Nets reaches about UTILISATION of it."""
+PEAK_FLOPS = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}
+"""An A100's peak. Training U-Nets reaches about UTILISATION of it."""
 
 ASSUMPTION = (
-    f"an A100 at {UTILISATION:.0%} of its peak ({PEAK_FLOPS['fp32'] / 1e12:.0f} TFLOP/s in fp32, 312 in 16 bit)"
+    f"an A100 at {UTILISATION:.0%} of its peak ({PEAK_FLOPS['fp32'] / 1e12:.1f} TFLOP/s in fp32, "
+    f"{PEAK_FLOPS['tf32'] / 1e12:.0f} in tf32, {PEAK_FLOPS['fp16'] / 1e12:.0f} in 16 bit)"
 )
 
 
@@ -82,7 +83,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     network = _measure(network_of(recipe, stage), *_shape_and_classes(recipe))
     passes = GRADIENT_PASS + _passes_without_gradient(stage)
     step_flops = passes * network.forward_flops * stage.batch
-    half = 1 if stage.precision == "fp32" else 2
+    half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
     weights = 4 * network.parameters
     frozen = weights // (2 if stage.frozen_precision == "bf16" else 1) if isinstance(stage, TruncatedStage) else 0

@@ -34,6 +34,8 @@ def _offset(value: object) -> object:
 
 Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
 
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
 
 class Spec(BaseModel):
     """A part of a recipe: frozen, and unknown keys are errors."""
@@ -135,8 +137,12 @@ class StageBase(Spec):
         min_length=1,
         description="averages of the weights; the model folder holds the first",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="precision of the network's arithmetic; fp16 with dynamic loss scaling"
+    precision: Precision = Field(
+        default="fp32",
+        description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
+    )
+    accept_noise: bool = Field(
+        default=False, description="train although the precision's rounding drowns the gradient or the pairs"
     )
     clip: Maybe[Positive] = Field(default=None, description="largest gradient norm; a larger one is scaled down to it")
     compile: bool = Field(default=False, description="compile the network with torch.compile")
@@ -211,7 +217,7 @@ class TruncatedStage(PairsStage):
         "an earlier stage, or a model folder (with a slash)",
     )
     frozen_precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="precision of the frozen model's weights"
+        default="fp32", description="precision in which the frozen model's weights are stored"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tcm.devices import best_device
+from tcm.devices import best_device, fp32_products
 from tcm.errors import TcmError
 from tcm.evaluation.features import weights_hash
 from tcm.evaluation.sampling import HEUN_STEPS, Sampling, quantise
@@ -87,6 +87,7 @@ class ObservedRun:
     showpiece: Showpiece | None
 
 
+@fp32_products("ieee")
 def observe_run(record: RunRecord) -> ObservedRun:
     """Draw the pictures of each finished stage; a model that gives none says why."""
     drawings: list[StageDrawings] = []

@@ -16,6 +16,7 @@ from tcm.method.preconditioning import c_skip
 from tcm.recipes.fields import ConsistencyStage
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Tracker, Window
+from tcm.training.noise import GOOD, measure_noise, refuse_noise
 from tcm.training.optimization import learning_rate
 from tcm.training.progress import StageProgress
 from tcm.training.signals import StopRequest
@@ -90,21 +91,37 @@ class Fit:
     def _start(self) -> Position:
         """Where to begin: at the newest checkpoint, or at step 0 with a checkpoint to go back to."""
         newest = self.checkpoints.newest()
-        position = Position(step=0)
-        if newest.path is None:
-            self._save(0, None)
-        else:
+        position, recorded = Position(step=0), -1
+        if newest.path is not None:
             position = self.checkpoints.load(newest.path, self.trainer.tensors())
             self.trainer.restore(position)
+            recorded = position.step
         step = position.step
         if self.metrics is not None:
-            self.metrics.rewind(step, keep_events=False)
+            self.metrics.rewind(recorded, keep_events=False)
+        if newest.path is None:
+            self._check_precision()
+            self._save(0, None)
         for damage in newest.damage:
             self._event(step, "damaged", damage)
         if step or newest.damage:
             self.progress.say(f"going on from step {step}")
         self.progress.begin(step)
         return position
+
+    def _check_precision(self) -> None:
+        """Measure and record what a precision other than fp32 does to this stage; refuse one that leaves noise."""
+        stage, edges = self.trainer.stage, self.trainer.bin_edges
+        if stage.precision == "fp32":
+            return
+        noise = measure_noise(self.trainer, self.batches)
+        self._write(noise.line())
+        self.progress.say(noise.describe(edges))
+        if not stage.accept_noise:
+            with self.trainer.processes.agreeing():
+                refuse_noise(self.card.provenance.stage or "", noise)
+        if noise.lowest < GOOD:
+            self._event(0, "noise", f"rounding to {stage.precision} is part of what this stage learns from")
 
     def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""

@@ -23,6 +23,7 @@ from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
 from tcm.training.origin import notes_of_data
+from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
@@ -109,6 +110,7 @@ class Run:
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
+            opened.enter_context(products(stage.precision))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:
@@ -148,7 +150,7 @@ class Run:
             if helper is not None:
                 helper.to(device).denoiser.requires_grad_(False)
         if isinstance(stage, TruncatedStage) and models.frozen is not None and stage.frozen_precision == "bf16":
-            models.frozen.denoiser.network.to(torch.bfloat16)
+            store_in_bfloat16(models.frozen.denoiser.network)
         student = models.student.to(device).denoiser
         everyone = [student, *(helper.denoiser for helper in (models.frozen, models.teacher) if helper is not None)]
         for denoiser in everyone:
@@ -217,12 +219,18 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
 
 
 def _check_recipe(recipe: Recipe, run: Path) -> None:
-    """An existing run goes on only with its own recipe."""
+    """An existing run resumes only with its own recipe; a stage that has not begun may still change."""
     path = run / RECIPE_FILE
-    differing = differences(resolve(str(path)), recipe) if path.exists() else []
+    found = differences(resolve(str(path)), recipe) if path.exists() else []
+    ahead = tuple(f"{name}." for name, folder in stage_folders(recipe, run).items() if not _begun(folder))
+    differing = [difference for difference in found if not difference.startswith(ahead)]
     if differing:
         remedy = "use the run's own recipe or another --run"
         raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
+
+
+def _begun(stage: Path) -> bool:
+    return (stage / "state").exists() or (stage / "model").exists()
 
 
 def _noted_init(given: str | None, run: Path) -> str | None:
@@ -239,7 +247,7 @@ def _noted_init(given: str | None, run: Path) -> str | None:
 def _note(run: Path, recipe: Recipe, init: str | None) -> None:
     """Write down what the run is, once all has been found to fit."""
     for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
-        if text is not None and not (run / name).exists():
+        if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
             with disk_errors(run / name), atomic_write(run / name) as file:
                 file.write(text.encode())
 

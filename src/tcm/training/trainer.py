@@ -1,7 +1,7 @@
 """One stage's state and one step of it."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,8 @@ from tcm.training.checkpoint import Position
 from tcm.training.guard import GuardState, Verdict, judge
 from tcm.training.metrics import TIME_BINS
 from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.precision import autocast
 from tcm.training.processes import Processes
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Trainer:
     ) -> None:
         self.stage, self.objective, self.processes = stage, objective, processes
         self.seed, self.bin_edges, self.schedule_offset = seed, bin_edges, schedule_offset
-        self.student = models.student
+        self.models, self.student = models, models.student
         self.loss: nn.Module = LossModule(objective, models)
         self.sharded = isinstance(self.student, FSDPModule)
         if processes.count > 1 and not self.sharded:
@@ -111,11 +110,10 @@ class Trainer:
         """
         names: list[str] = []
         shares = []
-        for micro, last in self._micro_batches(loaded):
-            streams = SampleStreams([self._sample_seed(step, index) for index in micro.places], self.processes.device)
+        for micro, last in self.micro_batches(loaded, self.stage.accumulation):
             with self._synchronising(last):
-                with self._autocast():
-                    losses: Losses = self.loss(micro, step, streams)
+                with autocast(self.stage.precision, self.processes.device):
+                    losses: Losses = self.loss(micro, step, self.streams(step, micro))
                 # Every process holds its share of a sum, and the gradients are averaged over processes.
                 torch.autograd.backward(self.scaler.scale(losses.total * self.processes.count))
             names = ["loss", *losses.parts]
@@ -124,18 +122,21 @@ class Trainer:
         wants_stop = torch.full((1,), float(stop), device=self.processes.device)
         return names, self.processes.sum(torch.cat([torch.stack(shares).sum(0), wants_stop]))
 
-    def _micro_batches(self, loaded: LoadedBatch) -> Iterator[tuple[Batch, bool]]:
-        for index in range(self.stage.accumulation):
+    def micro_batches(self, loaded: LoadedBatch, parts: int) -> Iterator[tuple[Batch, bool]]:
+        """A batch in `parts`, on the device, each with whether it is the last."""
+        for index in range(parts):
             # Every n-th sample, so that each micro-batch has its share of the boundary samples, which come first.
-            rows = slice(index, None, self.stage.accumulation)
+            rows = slice(index, None, parts)
             known = loaded.labels if self.student.classes else None
             labels = None if known is None else to_device(known[rows], self.processes.device)
             x = to_float(to_device(loaded.images[rows], self.processes.device))
             batch = Batch(x, labels, loaded.positions[rows], self.stage.batch)
-            yield batch, index == self.stage.accumulation - 1
+            yield batch, index == parts - 1
 
-    def _sample_seed(self, step: int, index: Tensor) -> int:
-        return derive_seed(*self.seed, self.retry, step, int(index))
+    def streams(self, step: int, batch: Batch) -> SampleStreams:
+        """The random numbers of these samples at a step."""
+        seeds = [derive_seed(*self.seed, self.retry, step, int(index)) for index in batch.places]
+        return SampleStreams(seeds, self.processes.device)
 
     @contextmanager
     def _synchronising(self, last: bool) -> Iterator[None]:
@@ -147,10 +148,6 @@ class Trainer:
                 yield
         else:
             yield
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        dtype = PRECISIONS[self.stage.precision]
-        return nullcontext() if dtype == torch.float32 else torch.autocast(self.processes.device.type, dtype)
 
     def _bin(self, losses: Losses) -> Tensor:
         """The sums of the weighted loss by t, then the counts."""

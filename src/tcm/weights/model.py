@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tcm.devices import fp32_products
 from tcm.errors import TcmError, describe_validation
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import consistency_times, sample_consistency, sample_heun
@@ -135,6 +136,7 @@ class Model:
         """The times at which a consistency model is evaluated when sampling in `steps` steps."""
         return consistency_times(steps, self.card.t_max, max(self.card.second_time, self.card.t_min))
 
+    @fp32_products("ieee")
     def sample(
         self,
         count: int | None = None,
