@@ -98,7 +98,20 @@ WRONG_OVERRIDES = {
     "digits consistency.times.low=5.0 consistency.times.high=2.0": (
         "digits: consistency.times.low=5.0 must lie below consistency.times.high=2.0"
     ),
+    "digits consistency.times.low=80.0": (
+        "digits: consistency: times from low=80 to high=80 are no range; use 0 < low < high"
+    ),
+    "digits truncated.times={kind='lognormal',mean=-20,std=0.1}": (
+        "digits: truncated.times: LogNormal(mean=-20.0, std=0.1, low=1.0, high=80.0) has no probability between low "
+        "and high; move its mean towards them"
+    ),
+    "digits t_min=1e-7": ("digits: t_min=1e-07 must lie above 1e-06, the lowest time of a pair; use 0.002"),
     # batches and schedules
+    "digits truncated.distance.c=0.0": "digits: truncated.distance.c=0.0 must be greater than 0",
+    "digits truncated.batch=4 truncated.boundary_fraction=0.9999999999": (
+        "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, and there must be at least one "
+        "of each kind; use a batch of at least 2 or another rho"
+    ),
     "digits truncated.boundary_fraction=0.005": (
         "digits: truncated.boundary_fraction=0.005 of batch=64 leaves no boundary sample, and training would "
         "collapse; use batch=200 or more, or a larger boundary_fraction"

@@ -8,7 +8,7 @@ from math import ceil, floor
 import torch
 
 from tcm.errors import TcmError
-from tcm.method.curriculum import Curriculum
+from tcm.method.curriculum import SMALLEST_R, Curriculum
 from tcm.networks import check_network
 from tcm.recipes.fields import (
     CONTINUE,
@@ -29,6 +29,8 @@ def check_whole(recipe: RecipeFields) -> None:
     """What concerns more than one stage."""
     if recipe.t_min >= recipe.t_max:
         raise TcmError(f"t_min={recipe.t_min} must lie below t_max={recipe.t_max}")
+    if recipe.t_min <= SMALLEST_R:
+        raise TcmError(f"t_min={recipe.t_min} must lie above {SMALLEST_R}, the lowest time of a pair; use 0.002")
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(RecipeFields.model_fields):
             raise TcmError(

@@ -71,7 +71,7 @@ class PseudoHuberDistance(Spec):
     """d(x, y) = √(‖x − y‖² + c²) − c."""
 
     kind: Literal["pseudo_huber"] = Field(default="pseudo_huber", description="√(‖x − y‖² + c²) − c over all pixels")
-    c: float = Field(ge=0, description="where the distance turns from quadratic to linear")
+    c: Positive = Field(description="where the distance turns from quadratic to linear")
 
 
 class SquaredL2Distance(Spec):
@@ -210,7 +210,9 @@ class TruncatedStage(PairsStage):
     )
     t_prime: Positive = Field(default=1.0, description="t', the dividing time, where the frozen model gives the target")
     boundary_weight: float = Field(default=0.1, ge=0, description="w_b, weight of the boundary loss")
-    boundary_fraction: float = Field(default=0.25, gt=0, lt=1, description="ρ, share of the batch that sits at t_prime")
+    boundary_fraction: float = Field(
+        default=0.25, ge=1e-6, lt=1, description="ρ, share of the batch that sits at t_prime"
+    )
     frozen: str = Field(
         default="previous",
         description="the consistency model below t_prime: previous (the stage before; in the first stage --init), "
@@ -257,7 +259,7 @@ class RecipeFields(Spec):
     network: NetworkConfig = Field(description="the network")
     sigma_data: Positive = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
     t_min: Positive = Field(default=0.002, description="lowest noise level")
-    t_max: Positive = Field(default=80.0, description="highest noise level T, where sampling begins")
+    t_max: float = Field(default=80.0, gt=0, le=1e6, description="highest noise level T, where sampling begins")
     conditional: bool = Field(default=False, description="whether the network is told the data set's labels")
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"

@@ -2,8 +2,10 @@
 
 from typing import Self
 
+import torch
 from pydantic import model_validator
 
+from tcm.errors import TcmError
 from tcm.method.averaging import ConstantDecay, Decay, PowerDecay
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import (
@@ -81,6 +83,8 @@ class Recipe(RecipeFields):
         check_whole(self)
         check_stages(self)
         check_second_time(self)
+        for name, stage in self.stages.items():
+            check_objective(self, name, stage)
         return self
 
 
@@ -103,6 +107,20 @@ def objective_of(recipe: Recipe, stage: Stage) -> Objective:
         case TruncatedStage():
             pairs = _pairs(stage, Curriculum(d=0, limit=stage.ratio_limit, k=stage.ratio_k))
             return TruncatedConsistency(times, pairs, stage.t_prime, stage.boundary_weight, stage.boundary_fraction)
+
+
+def check_objective(recipe: Recipe, name: str, stage: Stage) -> None:
+    """Build what a stage minimises and draw from its times: what is wrong shows now, not when the stage starts."""
+    try:
+        objective = objective_of(recipe, stage)
+        if isinstance(objective, TruncatedConsistency):
+            objective.boundary_count(stage.batch)
+    except TcmError as error:
+        raise TcmError(f"{name}: {error}") from error
+    try:
+        _times(recipe, stage).quantile(torch.tensor([0.0, 1.0]))
+    except TcmError as error:
+        raise TcmError(f"{name}.times: {error}") from error
 
 
 def decay_of(spec: AverageSpec) -> Decay:

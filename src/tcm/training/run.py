@@ -27,7 +27,7 @@ from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
-from tcm.training.start import Sources, StageModels, card_of, stage_models
+from tcm.training.start import Sources, StageModels, card_of, check_run, stage_models
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
@@ -78,12 +78,15 @@ class Run:
                 data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
                 classes = _check_data(self.recipe, data)
                 batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
+                folders = stage_folders(self.recipe, self.folder)
+                cards = {name: card_of(self.recipe, name, data.shape, classes) for name in folders}
+                check_run(self.recipe, cards, folders, init)
             done: dict[str, Path] = {}
-            models_here = [folder / "model" for folder in stage_folders(self.recipe, self.folder).values()]
+            models_here = [folder / "model" for folder in folders.values()]
             notes = opened.enter_context(notes_of_data(data, models_here, self.processes.first, self.console))
-            for name, folder in stage_folders(self.recipe, self.folder).items():
+            for name, folder in folders.items():
                 if not (folder / "model").is_dir():
-                    card = notes.on(card_of(self.recipe, name, data.shape, classes))
+                    card = notes.on(cards[name])
                     with self.processes.agreeing():
                         models = stage_models(self.recipe, name, card, Sources(done, init))
                         if self.processes.first:

@@ -1,13 +1,14 @@
 """A model: a denoiser that knows its method, saved as a folder with config.json and model.safetensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from tcm.method.sampling import consistency_times, sample_consistency, sample_he
 from tcm.method.streams import SampleStreams, derive_seed
 from tcm.networks import NetworkConfig, build_network
 from tcm.weights.folders import new_folder
-from tcm.weights.tensors import load_tensors
+from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -101,20 +102,26 @@ class Model:
         """The model in a folder; nothing in it is executed."""
         folder = Path(path)
         card = read_card(folder / CONFIG_FILE)
-        weights = folder / WEIGHTS_FILE
-        try:
+        with _reading(folder / WEIGHTS_FILE) as weights:
             tensors = load_file(weights)
-        except FileNotFoundError as error:
-            raise TcmError(
-                f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
-            ) from error
-        except (SafetensorError, OSError) as error:
-            raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
         with torch.device("meta"):
             model = cls.fresh(card)
         model.denoiser.to_empty(device="cpu")
         load_tensors(model.denoiser, tensors, str(weights))
         return model
+
+    @classmethod
+    def inspect(cls, path: str | Path) -> ModelCard:
+        """The card of the model in a folder, whose weights are whole and fit it; they are not read into memory."""
+        folder = Path(path)
+        card = read_card(folder / CONFIG_FILE)
+        with torch.device("meta"):
+            denoiser = cls.fresh(card).denoiser
+            with _reading(folder / WEIGHTS_FILE) as weights, safe_open(weights, "pt") as file:
+                names = list(file.keys())
+                tensors = {name: torch.empty(file.get_slice(name).get_shape()) for name in names}
+        check_tensors(denoiser, tensors, str(weights))
+        return card
 
     def save(self, path: str | Path) -> None:
         """Write config.json and model.safetensors into a folder, which appears whole or not at all.
@@ -200,6 +207,17 @@ class Model:
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.card.classes:
             raise TcmError(f"labels={labels} must lie between 0 and {self.card.classes - 1}")
         return chosen
+
+
+@contextmanager
+def _reading(weights: Path) -> Iterator[Path]:
+    """Errors of a file of weights as those that a user can fix."""
+    try:
+        yield weights
+    except FileNotFoundError as error:
+        raise TcmError(f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
+    except (SafetensorError, OSError) as error:
+        raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
 
 
 def _check_replaceable(path: Path) -> None:
