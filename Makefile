@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test test-gpu check bench clean
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 .venv/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ demo: .venv/.user  ## train the whole method on handwritten digits, measure it, 
 
 test: .venv/.dev  ## run the tests; those of the report need a browser (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest --cov=tcm --cov-report=term:skip-covered
+
+test-gpu: .venv/.dev  ## run the tests that need an accelerator, on one or more of them
+	$(BIN)/python -m pytest -m gpu tests
 
 check: .venv/.dev  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-import torch
-
 from benchmarks.cases import Case, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio, seconds
 from tcm.data.loader import LoadedBatch
+from tcm.training.precision import store_in_bfloat16
 from tcm.training.trainer import Trainer
 
 TITLE = "a step of stage 2 against a step of stage 1"
@@ -66,7 +65,7 @@ def peak(case: Case, stage: str, frozen_precision: str) -> float:
     """Peak bytes of a process that makes a step; the optimiser's state is there before it."""
     recipe = case.recipe(f"truncated.frozen_precision={frozen_precision}")
     training, batches = trainer(recipe, stage), images(recipe, stage)
-    if training.loss.models.frozen is not None and frozen_precision == "bf16":
-        training.loss.models.frozen.network.to(torch.bfloat16)
+    if training.models.frozen is not None and frozen_precision == "bf16":
+        store_in_bfloat16(training.models.frozen.network)
     training.step(0, next(batches))
     return peak_bytes()

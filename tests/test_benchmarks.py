@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Row, Settings, interleave, number, peak_bytes, ratio, save, share
+from benchmarks.noise import EmulatedTF32, round_to_tf32
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,6 +55,25 @@ def test_results_are_written_as_json_and_into_the_page(tmp_path: Path, monkeypat
 
 def test_numbers_have_three_digits() -> None:
     assert [number(value) for value in (0.98765, 12.345, 123456.0)] == ["0.988", "12.3", "123,456"]
+
+
+def test_tf32_is_emulated_by_rounding_operands_to_ten_bits() -> None:
+    """Ties go to even; convolutions compute with rounded operands, forward and backward; nothing else is rounded."""
+    bit = 2.0**-10
+    x = torch.tensor([1 + bit, 1 + bit / 2, 1 + 1.5 * bit, 1 + 0.51 * bit, -(1 + 0.51 * bit), 0.0, 3e-30])
+    expected = [1 + bit, 1.0, 1 + 2 * bit, 1 + bit, -(1 + bit), 0.0]
+    assert round_to_tf32(x)[:-1].tolist() == expected
+    assert float(round_to_tf32(x)[-1]) == pytest.approx(3e-30, rel=2**-11)
+    image, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3, requires_grad=True)
+    with EmulatedTF32():
+        out = torch.nn.functional.conv2d(image, weight)
+        (found,) = torch.autograd.grad(out.square().sum(), weight)
+        assert torch.equal(image + image, 2 * image)
+    rounded = round_to_tf32(weight.detach()).requires_grad_()
+    expected_out = torch.nn.functional.conv2d(round_to_tf32(image), rounded)
+    torch.testing.assert_close(out, expected_out)
+    (exact,) = torch.autograd.grad(expected_out, rounded, round_to_tf32(2 * expected_out.detach()))
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
 
 
 def test_a_quick_benchmark_measures_and_writes_nothing() -> None:

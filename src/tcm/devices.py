@@ -1,8 +1,10 @@
 """The one place that knows about kinds of devices."""
 
 import os
-import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -49,20 +51,54 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+@contextmanager
+def fp32_products(arithmetic: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """While the block runs, float32 products are IEEE's, or TF32's (10 bits of mantissa) where the device has it.
+
+    torch's own default on NVIDIA cards is IEEE for matrix products, but TF32 for convolutions.
+
+    >>> with fp32_products("ieee"):
+    ...     torch.backends.cudnn.conv.fp32_precision
+    'ieee'
+    """
+    # An operation's own setting wins over torch.backends.fp32_precision, which says it for all.
+    operations = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
+    )
+    before = [operation.fp32_precision for operation in operations]
+    try:
+        for operation in operations:
+            operation.fp32_precision = arithmetic
+        yield
+    finally:
+        for operation, value in zip(operations, before, strict=True):
+            operation.fp32_precision = value
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on `device`; on a CPU half of all there is, which other programs share.
+    """Bytes that are free on `device`; on a CPU half of all there is (4 GiB if unknown), which other programs share.
 
     >>> free_memory(torch.device("cpu")) > 0
     True
     """
-    if device.type == "cpu":
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[0]
+    try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return torch.accelerator.get_memory_info(device)[0]
+    except AttributeError:  # on Windows
+        return 4 * 2**30
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held on `device` so far."""
-    if device.type == "cpu":
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return kilobytes * (1 if sys.platform == "darwin" else 1024)
-    return torch.accelerator.max_memory_allocated(device)
+    """The most bytes that this process has held on `device` so far; 0 on Windows' CPUs, where Python cannot tell."""
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes * (1 if sys.platform == "darwin" else 1024)

@@ -47,6 +47,7 @@ def test_findings_cover_what_matters() -> None:
     rows = dict(findings())
     assert {"python", "torch", "devices", "bfloat16", "threads"} <= rows.keys()
     assert rows["torch"].endswith("computes")
+    assert "consistency stages drown in its rounding" in rows["bfloat16"]
     for name, packages in EXTRAS.items():
         assert all(package in rows[f"extra {name}"] for package in packages) or "pip install" in rows[f"extra {name}"]
 

@@ -85,6 +85,75 @@ def test_the_reference_is_kept_by_content(detector: Detector, digits: Tensor, mo
         reference_of(ArrayDataset(digits[:100].numpy()), "a name", dataclasses.replace(blind, preprocessing="other"))
 
 
+def flat_detector() -> Detector:
+    """The four pixels of a 1×2×2 image are its features: nothing to compute, so that images may be many."""
+    return Detector(
+        name="pixels",
+        hash="0" * 64,
+        dimension=4,
+        preprocessing="none",
+        distance_name="distance of pixels",
+        network=torch.nn.Flatten(),
+        device=torch.device("cpu"),
+        image_shape=(1, 2, 2),
+    )
+
+
+class CountedReads(ArrayDataset):
+    """Counts the images that are read."""
+
+    reads = 0
+
+    def pixels(self, indices: np.ndarray) -> np.ndarray:
+        self.reads += len(indices)
+        return super().pixels(indices)
+
+
+def many_images(count: int) -> CountedReads:
+    return CountedReads(np.random.default_rng(0).integers(0, 256, (count, 1, 2, 2), dtype=np.uint8))
+
+
+def test_single_images_of_a_large_reference_are_50_000_at_most() -> None:
+    dataset = many_images(60_000)
+    whole = reference_of(dataset, "many", flat_detector(), keep=True, batch=10_000)
+    assert whole.statistics.count == 60_000
+    assert whole.features is not None
+    assert len(whole.features) == 50_000
+    assert len(whole.features.unique(dim=0)) > 49_000
+    assert float((whole.features.mean(0) - whole.statistics.mean).abs().max()) < 1  # of 255: chosen evenly
+    seen = dataset.reads
+    again = reference_of(dataset, "many", flat_detector(), keep=True)
+    assert dataset.reads == seen + 60_000  # for the hash of its content
+    assert torch.equal(whole.features, again.features)
+    scores = {
+        score.metric: score for score in evaluate([torch.randint(0, 256, (200, 1, 2, 2)).byte()], whole, ME, ("kid",))
+    }
+    assert scores["kernel distance in pixels"].settings.endswith(", 50,000 of the reference's images")
+
+
+def test_statistics_that_are_there_are_not_computed_again_for_features() -> None:
+    dataset, detector = many_images(300), flat_detector()
+    alone = reference_of(dataset, "few", detector)
+    assert alone.features is None
+    both = reference_of(dataset, "few", detector, keep=True)
+    assert both.features is not None
+    assert torch.equal(both.features, torch.from_numpy(dataset.pixels(np.arange(300))).flatten(1).float())
+    assert torch.equal(both.statistics.mean, alone.statistics.mean)
+
+
+def test_dfid_measures_50_000_images_unless_given_a_count() -> None:
+    dataset = many_images(60_000)
+    reference = reference_of(dataset, "many", flat_detector(), batch=10_000)
+    dataset.reads = 0
+    (score,) = denoising_distances(lambda x, t, labels: x, dataset, [0.01], reference, ME, batch=10_000)
+    assert score.count == dataset.reads == 50_000
+    (score,) = denoising_distances(lambda x, t, labels: x, dataset, [0.01], reference, ME, count=123)
+    assert score.count == 123
+    few = many_images(70)
+    (score,) = denoising_distances(lambda x, t, labels: x, few, [0.01], reference, ME)
+    assert score.count == 70
+
+
 def test_published_statistics(tmp_path: Path, digits: Tensor, detector: Detector) -> None:
     statistics = observe([digits], detector).statistics
     np.savez(tmp_path / "edm.npz", mu=statistics.mean.numpy(), sigma=statistics.covariance.numpy())

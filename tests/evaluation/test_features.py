@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcm.data import open_dataset
 from tcm.errors import TcmError
@@ -44,6 +45,35 @@ def test_tf1_resize_equals_grid_sampling_at_shifted_positions() -> None:
     torch.testing.assert_close(inception.resize(images), expected, rtol=0, atol=2e-3)
     large = torch.rand(1, 3, 400, 299)
     assert inception.resize(large).shape == (1, 3, 299, 299)
+
+
+class Steps(TorchDispatchMode):
+    """Notes the operations that run inside of the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_resize_builds_its_matrices_once_for_each_size() -> None:
+    """They were built again for every 8 images."""
+    inception._interpolation.cache_clear()
+    with Steps() as first, torch.inference_mode():
+        detected = inception.resize(torch.rand(2, 3, 31, 17))
+    with Steps() as later:
+        resized = inception.resize(torch.rand(8, 3, 31, 17, requires_grad=True))
+    assert "arange" in first.names
+    assert "arange" not in later.names
+    assert detected.shape[2:] == resized.shape[2:] == (299, 299)
+    resized.sum().backward()  # what was built while detecting serves elsewhere, too
+    with Steps() as other:
+        inception.resize(torch.rand(1, 3, 31, 18))
+    assert "arange" in other.names
+    assert inception.resize(torch.rand(1, 3, 31, 17).double()).dtype == torch.float64
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.spatial import cKDTree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tcm.devices import best_device
 from tcm.errors import TcmError
 from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
 
@@ -54,6 +57,71 @@ def test_precision_and_recall_equal_brute_force() -> None:
     assert found.precision == pytest.approx(inside(generated.numpy(), real.numpy()))
     assert found.recall == pytest.approx(inside(real.numpy(), generated.numpy()))
     assert 0 < found.precision < 1
+
+
+def whole(features: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """All distances at once: what the blocks must add up to."""
+
+    def inside(points: torch.Tensor, manifold: torch.Tensor) -> float:
+        radii = torch.cdist(manifold, manifold).kthvalue(4, dim=1).values
+        return float((torch.cdist(points, manifold) <= radii).any(1).double().mean())
+
+    return inside(features, reference), inside(reference, features)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 50, 79, 80, 1000])
+def test_blocks_of_any_size_give_the_same_precision_and_recall(block: int) -> None:
+    generated, real = normal(50, 5, 9, shift=0.8).double(), normal(80, 5, 10).double()
+    found = precision_recall(generated, real, block=block)
+    assert (found.precision, found.recall) == whole(generated, real)
+
+
+def test_precision_and_recall_agree_with_scipys_search_tree() -> None:
+    generated, real = normal(300, 6, 11, shift=0.6).double(), normal(500, 6, 12).double()
+
+    def inside(points: torch.Tensor, manifold: torch.Tensor) -> float:
+        tree = cKDTree(manifold.numpy())
+        radii = tree.query(manifold.numpy(), k=4)[0][:, 3]
+        covered = {p for p in range(len(points)) if any(
+            np.linalg.norm(points[p].numpy() - manifold[m].numpy()) <= radii[m]
+            for m in tree.query_ball_point(points[p].numpy(), radii.max())
+        )}  # fmt: skip
+        return len(covered) / len(points)
+
+    found = precision_recall(generated, real)
+    assert (found.precision, found.recall) == (inside(generated, real), inside(real, generated))
+    assert 0.05 < found.precision < 0.95
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that any tensor made inside of the block holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+def test_the_memory_of_precision_and_recall_does_not_grow_with_the_images() -> None:
+    """Blocks of all columns took 10 GB on ImageNet."""
+    with Largest() as few:
+        precision_recall(normal(150, 2, 13), normal(150, 2, 14), block=50)
+    with Largest() as many:
+        precision_recall(normal(300, 2, 13), normal(900, 2, 14), block=50)
+    assert 2500 <= few.numel == many.numel <= 2500 + 4 * 50
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(best_device().type == "cpu", reason="no accelerator here")
+def test_precision_and_recall_are_computed_where_the_features_are() -> None:
+    generated, real = normal(300, 64, 15, shift=0.2), normal(500, 64, 16)
+    found = precision_recall(generated.to(best_device()), real.to(best_device()), block=128)
+    precision, recall = whole(generated.double(), real.double())
+    assert (found.precision, found.recall) == (pytest.approx(precision, abs=0.02), pytest.approx(recall, abs=0.02))
 
 
 def test_precision_and_recall_of_collapse_and_of_copies() -> None:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tcm import Batch, Consistency, Curriculum, Denoiser, LogStudentT, Models, Pairs, PseudoHuber, TruncatedConsistency
 from tcm.method.distances import inverse_c_out_squared, inverse_delta
-from tcm.method.objectives import Draw, Losses
+from tcm.method.objectives import Draw, Losses, f_trunc
+from tcm.method.preconditioning import column
 from tcm.weights.reference import load_denoiser
 
 WEIGHTINGS = {"default": inverse_delta, "cout_sq": inverse_c_out_squared}
@@ -35,14 +36,15 @@ def test_network(golden, name: str) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A golden loss, computed; `boundary` says which samples are boundary samples."""
+    """A golden loss, computed; `alone` for one sample at a time, `boundary` says which are boundary samples."""
 
     tensors: dict[str, Tensor]
     student: Denoiser
     losses: Losses
+    alone: Tensor
     boundary: Tensor
     r: Tensor
-    w_b: float
+    rounding: Tensor
 
 
 @pytest.fixture(scope="module", params=["loss_stage1_cifar", "loss_stage2_cifar", "loss_stage2_imagenet"])
@@ -64,7 +66,30 @@ def case(request, golden) -> Case:
         assert boundary.tolist() == [i < settings["n_boundary"] for i in range(len(x))]
         models = {"student": student, "frozen": load_denoiser(part(tensors, "frozen."), settings)}
     losses = objective.loss_at(models, batch, 0, draw)
-    return Case(tensors, student, losses, boundary, t - curriculum.delta(t, 0), settings["w_b"])
+    alone = torch.cat([objective.loss_at(models, *sample(batch, draw, i)).weighted for i in range(len(x))])
+    r = t - curriculum.delta(t, 0)
+    with torch.no_grad():
+        later = student(x + column(t, x) * draw.eps, t)
+        earlier = f_trunc(models, x + column(r, x) * draw.eps, r, draw, settings["t_prime"] if models.frozen else 0)
+    return Case(tensors, student, losses, alone, boundary, r, rounding_error(later, earlier, settings["c"]))
+
+
+def sample(batch: Batch, draw: Draw, i: int) -> tuple[Batch, int, Draw]:
+    """Sample i of the batch as a share of its own, at step 0."""
+    row = slice(i, i + 1)
+    return Batch(batch.x[row], None, batch.places[row], batch.B), 0, Draw(draw.t[row], draw.eps[row], None, None)
+
+
+def rounding_error(a: Tensor, b: Tensor, c: float) -> Tensor:
+    """The relative error that rounding in float32 causes in each sample's pseudo-Huber distance.
+
+    Errors of eps ‖a‖ and eps ‖b‖ in the outputs change ‖a − b‖ by up to eps (‖a‖ + ‖b‖). A relative error of ‖a − b‖
+    grows by 1 + c/√(‖a − b‖² + c²) in the pseudo-Huber distance: to itself far above c, to its double far below.
+    The arithmetic after the outputs (sum, root, weight) adds a few eps.
+    """
+    size, distance = a.flatten(1).norm(dim=1) + b.flatten(1).norm(dim=1), (a - b).flatten(1).norm(dim=1)
+    growth = 1 + c / (distance**2 + c**2).sqrt()
+    return torch.finfo(a.dtype).eps * (growth * size / distance + 4)
 
 
 def test_earlier_times(case: Case) -> None:
@@ -72,13 +97,14 @@ def test_earlier_times(case: Case) -> None:
 
 
 def test_loss_of_each_sample(case: Case) -> None:
-    # A loss at t = 80 is the small difference of two large numbers: in the file it carries float32 rounding of 1.5e-3
-    # of itself (4e-3), as an evaluation in float64 shows. The absolute tolerance lets that through and nothing else.
-    tolerance = {"rtol": 1e-3, "atol": 1e-5, "check_dtype": False}
-    weighted = case.losses.weighted
-    torch.testing.assert_close(weighted[~case.boundary], case.tensors["out.weighted_consistency"], **tolerance)
-    if case.boundary.any():
-        torch.testing.assert_close(weighted[case.boundary], case.tensors["out.weighted_boundary"], **tolerance)
+    """At t = 80 the loss is a small difference of large numbers, and how they are rounded depends on the CPU."""
+    kinds = ["boundary", "consistency"] if case.boundary.any() else ["consistency"]  # boundary samples come first
+    expected = torch.cat([case.tensors[f"out.weighted_{kind}"] for kind in kinds])
+    allowed = 2 * case.rounding  # the file's rounding and ours
+    for ours in (case.losses.weighted, case.alone):  # each batch size is rounded in its own way too
+        error = (ours / expected - 1).abs()
+        assert (error <= allowed).all(), f"relative errors {error.tolist()}, allowed {allowed.tolist()}"
+    assert (allowed < 1e-3).sum() >= 4, "rounding hides too much of too many samples"
 
 
 def test_total_and_its_parts(case: Case) -> None:

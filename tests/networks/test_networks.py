@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
@@ -269,6 +269,23 @@ def test_autocast(config, masked: bool) -> None:
     assert float((out.float() - full).detach().norm() / full.detach().norm()) < 0.05
     out.float().square().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in network.parameters())
+
+
+@small
+def test_t_and_labels_are_embedded_in_float32_under_autocast(config) -> None:
+    """As the reference does: bit for bit what a float32 pass embeds, down to each block's own map of it."""
+    network = stir(build_network(config, (1, 8, 8), 2))
+    found: list[list[Tensor]] = []
+    for module in network.modules():
+        if isinstance(module, MPLinear | nn.Linear):
+            module.register_forward_hook(lambda _, inputs, out: found[-1].append(out.detach()))
+    for enabled in (False, True):
+        found.append([])
+        with torch.autocast("cpu", torch.float16, enabled=enabled):
+            network(torch.randn(2, 1, 8, 8), torch.tensor([-1.5, 1.0]), torch.tensor([0, 1]), None)
+    assert len(found[0]) > 5
+    assert all(out.dtype == torch.float32 for out in found[1])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_positional_embedding() -> None:

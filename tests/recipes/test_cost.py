@@ -89,6 +89,21 @@ def test_memory_and_hours() -> None:
     assert (plain.frozen, plain.teacher, plain.averages) == (0, 0, weights)
 
 
+def test_fp32_is_not_tf32() -> None:
+    """An A100 makes 19.5 TFLOP/s in IEEE fp32, 156 with TF32 and 312 in 16 bits; tf32 keeps its numbers in 32 bits."""
+    recipe = resolve("cifar10")
+    stage = recipe.stages["truncated"]
+    costs = {
+        name: estimate(recipe, stage.model_copy(update={"precision": name}))
+        for name in ("fp32", "tf32", "bf16", "fp16")
+    }
+    assert costs["fp32"].gpu_hours == pytest.approx(200_000 * costs["fp32"].step_flops / (0.3 * 19.5e12) / 3600)
+    hours = [costs["fp32"].gpu_hours / cost.gpu_hours for cost in costs.values()]
+    assert hours == pytest.approx([1, 8, 16, 16])
+    memory = [costs["fp32"].memory.activations / cost.memory.activations for cost in costs.values()]
+    assert memory == pytest.approx([1, 1, 2, 2])
+
+
 def test_batch_shared_by_processes_and_micro_batches() -> None:
     recipe = resolve(
         "digits", ["truncated.accumulation=4", "truncated.precision=bf16", "truncated.frozen_precision=bf16"]

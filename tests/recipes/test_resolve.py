@@ -49,6 +49,15 @@ def test_toml_states_every_key(name: str) -> None:
     assert len(lines) == sum(map(keys, tables))
 
 
+def test_a_number_replaces_a_word_that_stands_for_one() -> None:
+    """`"continue"` and `"none"` are words, and a number may take their place on the command line."""
+    assert resolve("imagenet64-s", ["truncated.schedule_offset=7"]).stages["truncated"].schedule_offset == 7
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.toml"
+        file.write_text(to_toml(resolve("cifar10")), "utf-8")
+        assert resolve(str(file), ["truncated.clip=1.5"]).stages["truncated"].clip == 1.5
+
+
 finite = st.floats(1e-300, 1e300)
 
 

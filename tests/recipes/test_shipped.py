@@ -10,7 +10,7 @@ from tcm.method.solvers import heun
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.recipes.cost import estimate
 from tcm.recipes.resolve import resolve, shipped
-from tcm.recipes.schema import decay_of, network_of, objective_of, time_range
+from tcm.recipes.schema import decay_of, network_of, objective_of, offset_of, time_range
 
 CIFAR10 = Pairs(Curriculum(2, 25_000, 0.999, 8), PseudoHuber(1e-8), inverse_delta)
 CIFAR10_HELD = Pairs(Curriculum(d=0, limit=0.999), PseudoHuber(1e-8), inverse_delta)
@@ -67,6 +67,9 @@ def test_optimisation(name: str, stage_name: str) -> None:
     decays = [decay_of(average) for average in stage.averages]
     assert decays == [ConstantDecay(0.9999) if name == "cifar10" else PowerDecay(6.94)]
     assert stage.init == "previous"
+    assert stage.accept_noise == (stage.precision == "fp16")
+    # The reference's counter goes on from stage 1; where it starts with EDM2-XL is not known.
+    assert offset_of(recipe, stage_name) == (150_000 if (name, stage_name) == ("imagenet64-s", "truncated") else 0)
 
 
 PARAMETERS = {"cifar10": 55.7, "imagenet64-s": 280.2, "imagenet64-xl": 1119.3, "imagenet64-xl-t1.5": 1119.3}

@@ -55,6 +55,21 @@ WRONG_OVERRIDES = {
     "digits data.channels=2": "digits: data.channels=2 must be 1 or 3",
     "digits t_max=inf": "digits: t_max=inf must be a finite number",
     "digits image_shape=[1,8]": "digits: image_shape[2] is missing; add it",
+    # schedule
+    "imagenet64-s truncated.schedule_offset=-1": (
+        'imagenet64-s: truncated.schedule_offset=-1: must be a number of steps, 0 or more, or "continue"'
+    ),
+    "imagenet64-s truncated.schedule_offset=on": (
+        "imagenet64-s: truncated.schedule_offset='on': must be a number of steps, 0 or more, or \"continue\""
+    ),
+    "imagenet64-xl truncated.schedule_offset=continue": (
+        "imagenet64-xl: truncated.schedule_offset='continue' counts on from an earlier stage, and init='previous' "
+        "names none; give the number of steps that the model was trained for, such as schedule_offset=150000"
+    ),
+    "cifar10 truncated.schedule_offset=continue": (
+        "cifar10: truncated.schedule_offset='continue' has no effect on schedule='constant' and constant averages; "
+        "remove it, or use schedule='inverse_sqrt' or a power average"
+    ),
     # times
     "digits truncated.t_prime=80": (
         "digits: truncated.t_prime=80.0 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"
@@ -83,7 +98,20 @@ WRONG_OVERRIDES = {
     "digits consistency.times.low=5.0 consistency.times.high=2.0": (
         "digits: consistency.times.low=5.0 must lie below consistency.times.high=2.0"
     ),
+    "digits consistency.times.low=80.0": (
+        "digits: consistency: times from low=80 to high=80 are no range; use 0 < low < high"
+    ),
+    "digits truncated.times={kind='lognormal',mean=-20,std=0.1}": (
+        "digits: truncated.times: LogNormal(mean=-20.0, std=0.1, low=1.0, high=80.0) has no probability between low "
+        "and high; move its mean towards them"
+    ),
+    "digits t_min=1e-7": ("digits: t_min=1e-07 must lie above 1e-06, the lowest time of a pair; use 0.002"),
     # batches and schedules
+    "digits truncated.distance.c=0.0": "digits: truncated.distance.c=0.0 must be greater than 0",
+    "digits truncated.batch=4 truncated.boundary_fraction=0.9999999999": (
+        "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, and there must be at least one "
+        "of each kind; use a batch of at least 2 or another rho"
+    ),
     "digits truncated.boundary_fraction=0.005": (
         "digits: truncated.boundary_fraction=0.005 of batch=64 leaves no boundary sample, and training would "
         "collapse; use batch=200 or more, or a larger boundary_fraction"

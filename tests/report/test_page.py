@@ -1,5 +1,6 @@
 """`tcm report` for runs of all kinds: one file that holds everything and points nowhere."""
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.evaluation.scores import read_scores
+from tcm.training.noise import Noise
 
 ALL = [
     "Results",
@@ -81,6 +83,22 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.text.count("not measured") == 3
     best = min((score for score in scores if str(score.sampling).startswith("times")), key=lambda score: score.value)
     assert f"The distance to the data with one evaluation: {best.subject[2:]}" in page.text
+
+
+def test_rounding_of_stages_in_another_precision(fair_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    for stage, noise in {
+        "0-diffusion": Noise("bf16", 0.998),
+        "3-truncated": Noise("fp16", 0.876, (*[None] * 8, 0.543, None)),
+    }.items():
+        metrics = run / stage / "metrics.jsonl"
+        metrics.write_text(json.dumps(noise.line()) + "\n" + metrics.read_text())
+    page = report(run)
+    assert page.headings == [*ALL[: ALL.index("Stability") + 1], "Rounding", *ALL[ALL.index("Stability") + 1 :]]
+    text = " ".join(page.text.split())
+    assert "diffusion bf16 1.00 –" in text
+    assert "truncated fp16 0.88 0.54" in text
 
 
 def test_run_without_scores_or_data(fair_run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """metrics.jsonl: what is in it, and that neither crashes nor returns leave a step twice."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from inprocess import begin, events, train
 from launching import FOLDERS, lines, tiny_recipe
 
 from tcm.errors import TcmError
+from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, TrackerName, Window, open_tracker, read_metrics, time_bins
 from tcm.training.run import Settings
+from tcm.training.trainer import Trainer
 
 COMMON = {
     "step", "loss", "gradient_norm", "gradient_norm_max", "images_per_second", "loss_by_t", "learning_rate",
@@ -58,6 +61,33 @@ def test_a_window_averages() -> None:
     assert (summary["loss"], summary["gradient_norm"], summary["gradient_norm_max"]) == (2.0, 4.0, 6.0)
     assert summary["loss_by_t"] == [0.5] * 10
     assert Window().bin_counts == [0.0] * 10
+
+
+def test_the_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock where a step takes a second, a sample grid a minute and a checkpoint an hour."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def takes(seconds: float, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def timed(*arguments: object) -> object:
+            nonlocal now
+            now += seconds
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, timed)
+
+    takes(1.0, Trainer, "step")
+    takes(60.0, Fit, "_sample")
+    takes(3600.0, Checkpoints, "save")
+    fit, stop = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.log_every=5")
+    assert fit.run(stop)
+    written = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in written if "spread" in line] == [6, 12]
+    speeds = {line["step"]: line["images_per_second"] for line in written if "loss" in line}
+    assert speeds == pytest.approx(dict.fromkeys((5, 10, 12), 16.0))
+    assert now > 4 * 3600
 
 
 def test_rewind(tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
 """Learning rates against the golden numbers, optimisers against torch's own first step."""
 
+from math import sqrt
+from pathlib import Path
+
 import pytest
 import torch
+from inprocess import begin, train, unchanged
+from launching import lines, tiny_recipe
 
 from tcm.recipes.fields import DiffusionStage, Stage
+from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import offset_of
 from tcm.training.optimization import build_optimizer, learning_rate
 
 
@@ -15,6 +22,44 @@ def test_inverse_square_root(numbers: dict) -> None:
     for case in numbers["inverse_sqrt_lr"]:
         scheduled = stage(learning_rate=case["ref_lr"], schedule="inverse_sqrt", schedule_reference=case["ref_iter"])
         assert learning_rate(scheduled, case["iteration"]) == pytest.approx(case["lr"], rel=1e-12)
+
+
+def test_stage_2_of_imagenet_continues_the_schedule_of_stage_1() -> None:
+    """5e-4/√(150,000/8000) = 1.15e-4 at its first step: without an offset it would be 4.3 times as much."""
+    recipe = resolve("imagenet64-s")
+    spec, offset = recipe.stages["truncated"], offset_of(recipe, "truncated")
+    assert learning_rate(spec, 0, offset) == pytest.approx(1.1547e-4, rel=1e-4)
+    assert learning_rate(spec, 119_999, offset) == pytest.approx(5e-4 / sqrt(269_999 / 8000))
+    assert learning_rate(spec, 0) / learning_rate(spec, 0, offset) == pytest.approx(4.33, abs=0.01)
+
+
+def test_a_run_continues_its_schedule(tmp_path: Path) -> None:
+    """`continue` counts all stages that led here; warm-up is the stage's own."""
+    decay = ("schedule=inverse_sqrt", "schedule_reference=3", "warmup=1")
+    words = [f"{stage}.{word}" for stage in ("consistency", "truncated") for word in decay]
+    offsets = ("consistency.schedule_offset=5", "truncated.schedule_offset=continue")
+    train(tiny_recipe(4, *words, *offsets), tmp_path / "run")
+    for folder, offset in (("1-consistency", 5), ("2-truncated", 5 + 4)):
+        rates = [line["learning_rate"] for line in lines(tmp_path / "run" / folder) if "loss" in line]
+        assert rates == pytest.approx([1e-3 / sqrt((offset + step) / 3) for step in (1, 3)])
+
+
+@pytest.mark.parametrize("offset", [0, 150_000])
+def test_a_power_average_counts_from_the_offset(tmp_path: Path, offset: int) -> None:
+    """θ̄ = β θ̄ + (1 − β) θ with β = (1 − 1/i)^(γ + 1) at i = offset + 1."""
+    fit, _ = begin(tmp_path, "diffusion", unchanged, "diffusion.averages=[{kind='power', gamma=6.94}]")
+    trainer = fit.trainer
+    trainer.schedule_offset = offset
+    before = {name: tensor.double() for name, tensor in trainer.averages[0].state_dict().items()}
+    trainer.step(0, fit.batches.at(0))
+    beta = (1 - 1 / (offset + 1)) ** 7.94
+    assert beta == pytest.approx(0.99994707 if offset else 0.0, abs=1e-8)
+    moved = 0
+    for name, parameter in trainer.student.named_parameters():
+        expected = beta * before[name] + (1 - beta) * parameter.detach().double()
+        torch.testing.assert_close(trainer.averages[0].state_dict()[name].double(), expected, rtol=0, atol=1e-6)
+        moved += not torch.equal(parameter.detach().double(), before[name])
+    assert moved > 10
 
 
 def test_warmup_rises_to_the_rate_and_stays() -> None:

@@ -1,18 +1,20 @@
 """Must show 3: bf16 lands near fp32; fp16's loss scaling as far as a CPU goes."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 import pytest
 import torch
-from inprocess import begin, events
-from launching import losses
+from inprocess import begin, events, train
+from launching import losses, model_weights, tiny_recipe
 
-from tcm.devices import best_device
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams
+from tcm.networks import DDPMppConfig, EDM2Config, build_network
+from tcm.training.precision import store_in_bfloat16
 
 LENGTH = ("diffusion.steps=60", "diffusion.sample_every=0", "diffusion.log_every=10", "diffusion.checkpoint_every=60")
 
@@ -89,6 +91,44 @@ def test_fp16_goes_on_with_its_scale(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], other_tensors[name]) for name in tensors)
 
 
+NETWORKS = {"ddpmpp": DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, attention=(8,)),
+            "edm2": EDM2Config(channels=16, channel_mult=(1, 2), blocks=1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
+def test_frozen_weights_in_bfloat16(config: DDPMppConfig | EDM2Config) -> None:
+    """Half the memory, and in every other respect the network whose weights were rounded once: no noise."""
+    network = build_network(config, (1, 8, 8), 10).requires_grad_(False)
+    for parameter in network.parameters():
+        parameter.copy_(torch.randn(parameter.shape) / 3)
+    rounded = deepcopy(network)
+    for parameter in rounded.parameters():
+        parameter.copy_(parameter.bfloat16())
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    store_in_bfloat16(network)
+    arguments = (torch.randn(3, 1, 8, 8), torch.tensor([-1.5, 0.0, 1.0]), torch.tensor([1, 2, -1]), None)
+    assert torch.equal(network(*arguments), rounded(*arguments))
+    sizes = [sum(parameter.nbytes for parameter in one.parameters()) for one in (network, rounded)]
+    assert sizes[0] * 2 == sizes[1]
+    assert len(buffers) == (2 if config.kind == "edm2" else 0)
+    for name, buffer in network.named_buffers():
+        assert buffer.dtype == torch.float32, "Fourier features too"
+        assert torch.equal(buffer, buffers[name])
+
+
+def test_a_stage_with_frozen_weights_in_bfloat16(tmp_path: Path) -> None:
+    """The boundary moves a little; the model that comes out is float32's."""
+    found = {}
+    words = ("truncated.sample_every=0", "truncated.log_every=1", 'order=["diffusion", "consistency", "truncated"]')
+    for precision in ("fp32", "bf16"):
+        train(tiny_recipe(2, *words, f"truncated.frozen_precision={precision}"), tmp_path / precision)
+        found[precision] = losses(tmp_path / precision / "2-truncated", "boundary")
+        weights = model_weights(tmp_path / precision, "2-truncated")
+        assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+    assert found["bf16"] != found["fp32"]
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.05)
+
+
 def test_clipping(tmp_path: Path) -> None:
     """The recorded norm is that before clipping; the gradients have the limit's."""
     fit, _ = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.clip=0.01")
@@ -96,21 +136,3 @@ def test_clipping(tmp_path: Path) -> None:
     assert record.gradient_norm > 0.01
     norm = torch.cat([p.grad.flatten() for p in fit.trainer.student.parameters() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(best_device().type == "cpu", reason="no accelerator here")
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_on_an_accelerator(tmp_path: Path, precision: str) -> None:
-    from inprocess import train
-    from launching import tiny_recipe
-
-    from tcm.training.processes import join
-
-    with join() as processes:
-        assert processes.device.type != "cpu"
-        recipe = tiny_recipe(60, *LENGTH, f"diffusion.precision={precision}", 'order=["diffusion"]')
-        train(recipe, tmp_path / precision, processes=processes)
-        train(tiny_recipe(60, *LENGTH, 'order=["diffusion"]'), tmp_path / "fp32", processes=processes)
-    half, full = (losses(tmp_path / name / "0-diffusion") for name in (precision, "fp32"))
-    assert half == pytest.approx(full, rel=0.05)

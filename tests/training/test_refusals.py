@@ -132,6 +132,36 @@ def test_a_teacher_must_know_all_times(tmp_path: Path) -> None:
     )
 
 
+def test_a_later_stage_is_checked_before_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that stage 2 needs is missing, damaged or does not fit: stage 0 does not begin."""
+    monkeypatch.chdir(tmp_path)
+    saved_model(tmp_path / "wide", "consistency", tiny_recipe(4, "network.channels=16"))
+    saved_model(tmp_path / "other", "consistency")
+    saved_model(tmp_path / "cut", "consistency")
+    weights = tmp_path / "cut" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    saved_model(tmp_path / "empty", "consistency")
+    (tmp_path / "empty" / "model" / "model.safetensors").unlink()
+    for override, message in {
+        "truncated.teacher=init": "truncated.teacher needs the model that the run starts from",
+        "truncated.frozen=./nowhere": "./nowhere is not a folder; give a model folder",
+        "truncated.frozen=wide/model": "truncated.frozen=wide/model has network.channels 16, and this recipe needs 8;",
+        "truncated.init=wide/model": "truncated.init=wide/model has network.channels 16, and this recipe needs 8;",
+        "truncated.teacher=other/model": "truncated.teacher=other/model is a consistency model, and only a diffusion",
+        "truncated.frozen=cut/model": "cut/model/model.safetensors is damaged",
+        "truncated.frozen=empty/model": "empty/model/model.safetensors does not exist;",
+    }.items():
+        assert refusal(tiny_recipe(4, override), tmp_path).startswith(message)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_a_stage_that_is_done_needs_its_models_no_more(tmp_path: Path) -> None:
+    init = saved_model(tmp_path, "diffusion")
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(init))
+    (tmp_path / "model").rename(tmp_path / "moved")
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run")
+
+
 def test_another_recipe_for_the_same_run(finished: Path) -> None:
     with pytest.raises(TcmError) as error:
         train(tiny_recipe(12, "truncated.t_prime=0.5", "seed=3"), finished)

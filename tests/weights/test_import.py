@@ -91,6 +91,34 @@ def test_pickle_equals_golden_network(tmp_path, golden, name):
     assert marker.exists(), "the fixture must be one that the usual loader executes"
 
 
+def test_arguments_that_change_nothing(tmp_path, golden, name):
+    harmless = {"attn_type": "dot", "emb_norm": False, "scale": 1.0, "learnable_scale": False}
+    path = save_pickle(tmp_path, golden.pickle(tmp_path / "marker", name, **harmless))
+    golden.check(import_checkpoint(path).model)
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "options", "second_time"),
+    [
+        ((3, 64, 64), 1000, {"kind": "consistency"}, 1.526),
+        ((3, 64, 64), 1000, {"kind": "truncated", "t_prime": 1.0}, 1.526),
+        ((3, 64, 64), 1000, {"kind": "truncated", "t_prime": 2.0}, 2.0),
+        ((3, 64, 64), 1000, {"kind": "truncated", "t_prime": 1.0, "second_time": 1.2}, 1.2),
+        ((3, 64, 64), 10, {"kind": "consistency"}, 1.0),
+        ((3, 32, 32), 0, {"kind": "consistency"}, 1.0),
+        ((3, 32, 32), 0, {"kind": "consistency", "second_time": 0.821}, 0.821),
+    ],
+)
+def test_second_time(tmp_path, shape, classes, options, second_time):
+    """ImageNet-64 has its own; nothing in a published file says so."""
+    network = tcm.EDM2Config(channels=16, channel_mult=(1,), blocks=1, attention=())
+    model = tcm.Model.fresh(tcm.ModelCard(kind="consistency", network=network, image_shape=shape, classes=classes))
+    export_state_dict(model, tmp_path / "a.safetensors")
+    imported = import_checkpoint(tmp_path / "a.safetensors", **options).model
+    assert imported.card.second_time == second_time
+    assert imported.times(2) == [80.0, second_time]
+
+
 def test_augmentation_layer_is_named_and_left_out(tmp_path):
     golden = Golden("ddpmpp_uncond_16")
     golden.weights["model.map_augment.weight"] = torch.randn(32, 9)
@@ -203,6 +231,14 @@ def test_exported_shapes_tell_the_network(tmp_path, network):
         ({"resample_filter": [1, 3, 3, 1]}, "NCSN"),
         ({"skip_scale": 0.5}, "skip_scale"),
         ({"channel_mult_emb": 8}, "channel_mult_emb"),
+        ({"attn_type": "cosine"}, "attn_type is not 'dot'"),
+        ({"attn_type": None}, "attn_type is not 'dot'"),
+        ({"emb_norm": True}, "emb_norm is not False"),
+        ({"emb_norm": 0}, "emb_norm is not False"),
+        ({"scale": 0.5}, "scale is not 1.0"),
+        ({"scale": [1.0]}, "scale is not 1.0"),
+        ({"scale": True}, "scale is not 1.0"),
+        ({"learnable_scale": True}, "learnable_scale is not False"),
         ({"model_channels": 2**40}, "model_channels"),
         ({"model_channels": 4096}, "shape"),
         ({"model_channels": "32"}, "model_channels"),
@@ -325,6 +361,10 @@ def test_command_line(tmp_path):
     again = runner.invoke(app, ["import", str(path), "--out", str(out)])
     assert isinstance(again.exception, TcmError)
     assert "exists" in str(again.exception)
+    other = str(tmp_path / "other")
+    result = runner.invoke(app, ["import", str(path), "--as", "consistency", "--second-time", "2", "--out", other])
+    assert "2, of two sampling steps" in result.output
+    assert tcm.load(other).card.second_time == 2
     result = runner.invoke(app, ["export", str(out), "--to", "edm-state-dict"])
     assert result.exit_code == 0, result.output
     exported = import_checkpoint(tmp_path / "model-edm.safetensors", "diffusion")
@@ -340,6 +380,10 @@ def test_command_line(tmp_path):
         ({"kind": "consistency", "t_prime": 1.0}, "t-prime"),
         ({"kind": "truncated", "t_prime": 100.0}, "between"),
         ({"kind": "truncated", "t_prime": float("nan")}, "between"),
+        ({"kind": "diffusion", "second_time": 1.0}, "second-time=1.0 is for consistency models"),
+        ({"kind": "consistency", "second_time": 80.0}, "second-time=80.0 must be at least 0.002 and below 80"),
+        ({"kind": "truncated", "t_prime": 1.0, "second_time": 0.821}, "second-time=0.821 must be at least 1.0"),
+        ({"kind": "consistency", "second_time": 0.0}, "second-time=0.0 must be"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, options, said):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import tcm
 from tcm import DDPMppConfig, EDM2Config, Model, ModelCard
 from tcm.errors import TcmError
-from tcm.weights import Provenance
+from tcm.weights import Provenance, inspect
 from tcm.weights.folders import new_folder
 
 TINY = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
@@ -148,8 +148,9 @@ def test_tensors_that_do_not_fit_are_named(saved: Path, change, message: str) ->
     tensors = load_file(saved / "model.safetensors")
     change(tensors)
     save_file(tensors, saved / "model.safetensors")
-    with pytest.raises(TcmError, match=message):
-        tcm.load(saved)
+    for read in (tcm.load, inspect):
+        with pytest.raises(TcmError, match=message):
+            read(saved)
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -169,14 +170,15 @@ def test_a_damaged_file_is_an_error_of_one_short_line_or_no_error(tmp_path: Path
         if place < len(content):
             content[place] = byte
     (folder / name).write_bytes(content)
-    message = name
-    try:
-        tcm.load(folder)
-    except TcmError as error:
-        message = str(error)
-    assert name in message
-    assert "\n" not in message
-    assert len(message) < 700
+    for read in (tcm.load, inspect):
+        message = name
+        try:
+            read(folder)
+        except TcmError as error:
+            message = str(error)
+        assert name in message
+        assert "\n" not in message
+        assert len(message) < 700
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -20,6 +20,8 @@ EXTRAS = {
     "track": ("tensorboard", "wandb", "trackio"),
 }
 
+BFLOAT16 = "for diffusion stages and sampling: consistency stages drown in its rounding (docs/training.md)"
+
 
 def doctor() -> None:
     """Show what this machine offers, and how to get what it lacks."""
@@ -39,7 +41,7 @@ def findings() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}; {_check_torch(device)}"),
         ("devices", ", ".join(available_devices()) + f"; default {device.type}"),
-        ("bfloat16", "native: precision = bf16 pays" if has_fast_bfloat16(device) else "emulated: stay with fp32"),
+        ("bfloat16", f"{'native' if has_fast_bfloat16(device) else 'emulated, and slow'}; {BFLOAT16}"),
         ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
         ("distributed", "torchrun available" if torch.distributed.is_available() else "not in this torch build"),
     ]

@@ -12,27 +12,31 @@ from rich.progress import track
 from rich.table import Table
 
 from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of, shown
-from tcm.data import Dataset, open_dataset
+from tcm.data import Dataset, Stream, open_data, open_dataset
 from tcm.errors import TcmError, TcmWarning
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import METRICS, Metric, check_detector, evaluate, model_subject, needs_reference_features
 from tcm.evaluation.features import Detector, load_detector
-from tcm.evaluation.measurement import PAPERS_COUNT, Subject
+from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import (
+    PAPERS_COUNT,
     Reference,
     dataset_batches,
     is_published,
     published_reference,
     reference_of,
+    stream_reference,
 )
 from tcm.evaluation.sampling import Sampling, generate, parse_times
 from tcm.evaluation.scores import Comparison, Score, append_scores, compare, read_scores
-from tcm.evaluation.sharing import share
+from tcm.evaluation.sharing import share, shared_hash
 from tcm.evaluation.times import save_plot, save_second_time, search_time, time_grid
 from tcm.training.processes import Processes, join
 from tcm.weights import Model, load
 
-Data = Annotated[str | None, typer.Option(help="What to compare with: a data set, or an .npz with mu and sigma.")]
+Data = Annotated[
+    str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
+]
 Split = Annotated[str, typer.Option(help="The data's part, where it has several.")]
 DetectorName = Annotated[str, typer.Option("--detector", help="inception, digits, or a TorchScript file.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
@@ -155,7 +159,10 @@ def _reference(data: str, split: str, detector: Detector, keep: bool, batch: int
         return published_reference(Path(data), detector)
     name = data if split == "train" else f"{data} ({split})"
     with Console(stderr=True, quiet=not processes.first).status(f"statistics of {name}"):
-        return reference_of(_dataset(data, split), name, detector, keep, batch, processes)
+        opened = open_data(data, split=split)
+        if isinstance(opened, Stream):
+            return stream_reference(opened, name, detector, keep, batch, processes)
+        return reference_of(opened, name, detector, keep, batch, processes)
 
 
 def _all_images(target: str, count: int | None) -> Dataset:
@@ -169,7 +176,8 @@ def _score_images(
     dataset: Dataset, name: str, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
 ) -> list[Score]:
     images = shown(dataset_batches(dataset, batch, processes), dataset.count // processes.count, "measuring", processes)
-    return evaluate(images, reference, Subject(name, dataset.content_hash()), metrics, processes)
+    subject = Subject(name, shared_hash(processes, dataset))
+    return evaluate(images, reference, subject, metrics, processes)
 
 
 def _score_model(

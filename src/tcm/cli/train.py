@@ -20,7 +20,9 @@ def train(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=1.5`.")] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder; an existing run goes on. [runs/RECIPE]")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set, in place of the recipe's `data.path`.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The data set or stream:…, in place of the recipe's `data.path`.")
+    ] = None,
     init: Annotated[str | None, typer.Option(help="The model that the first stage starts from.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Share the weights among the processes (FSDP2).")] = False,

@@ -23,11 +23,15 @@ def import_weights(
         Kind | None, typer.Option("--as", help="What it was trained as, where the file does not say.")
     ] = None,
     t_prime: Annotated[float | None, typer.Option("--t-prime", help="t' of a truncated model, such as 1.0.")] = None,
+    second_time: Annotated[
+        float | None,
+        typer.Option("--second-time", help="Time of the second of two steps. [1.526 for ImageNet-64, else 1]"),
+    ] = None,
 ) -> None:
     """Turn a published checkpoint into a model folder, without running anything in it."""
     if out.exists():
         raise TcmError(f"--out={out} exists; give the name of a new folder")
-    imported = import_checkpoint(file, kind, t_prime)
+    imported = import_checkpoint(file, kind, t_prime, second_time)
     imported.model.save(out)
     Console().print(account(imported, file, out))
 
@@ -45,6 +49,7 @@ def account(imported: Imported, file: Path, out: Path) -> Table:
         "found": found.described,
         "network": " ".join(f"{name}={value}" for name, value in card.network.model_dump().items()),
         "trained as": f"{card.kind}, defined for t from {card.t_min} to {card.t_max}",
+        **({} if card.kind == "diffusion" else {"second time": f"{card.second_time:g}, of two sampling steps"}),
         "images": f"{'×'.join(map(str, card.image_shape))}, {card.classes or 'no'} classes",
         "numbers": f"{imported.precisions} in the file, float32 here; prefix {found.prefix or 'none'}",
         "mapped": f"{len(found.weights) - len(imported.left_out)} of {len(found.weights)} tensors",

@@ -4,15 +4,17 @@ from tcm.data.dataset import ArrayDataset, Broken, Dataset, Labels
 from tcm.data.fetch import fetch_dataset
 from tcm.data.files import atomic_write
 from tcm.data.grid import image_grid, save_grid
-from tcm.data.loader import Batches, LoadedBatch
+from tcm.data.lanes import StreamBatches
+from tcm.data.loader import Batches, BatchSource, LoadedBatch
 from tcm.data.opening import open_dataset
 from tcm.data.pixels import to_float, to_uint8
 from tcm.data.prepare import prepare_dataset
-from tcm.data.streams import Stream, StreamBatches, open_stream
+from tcm.data.streams import Stream, open_data, open_stream
 from tcm.data.summary import Summary, summarize
 
 __all__ = [
     "ArrayDataset",
+    "BatchSource",
     "Batches",
     "Broken",
     "Dataset",
@@ -24,6 +26,7 @@ __all__ = [
     "atomic_write",
     "fetch_dataset",
     "image_grid",
+    "open_data",
     "open_dataset",
     "open_stream",
     "prepare_dataset",

@@ -64,7 +64,7 @@ def open_npy(path: Path) -> Dataset:
         offset = file.tell()
     _check_length(str(path), shape, dtype, path.stat().st_size - offset)
     array = np.memmap(path, dtype, "r", offset, shape, order="F" if fortran else "C")
-    return ArrayDataset(as_images(array, str(path)))
+    return ArrayDataset(as_images(array, str(path)), mapped=path)
 
 
 def save_npz(path: Path, splits: dict[str, Dataset]) -> None:
@@ -99,7 +99,7 @@ def as_images(array: NDArray[np.generic], source: str) -> Pixels:
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> NDArray[np.generic]:
     entry = archive.getinfo(f"{name}.npy")
     source = f"{path}/{name}"
-    check_zip_entry(path, entry)
+    check_zip_entry(path, entry, path.stat().st_size)
     with archive.open(entry) as file:
         shape, fortran, dtype = _header(file, source)
         _check_length(source, shape, dtype, entry.file_size - file.tell())

@@ -2,8 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,14 @@ class Broken:
     reason: str
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The files that a data set reads its images from, and which part of them, if the files alone do not say it."""
+
+    files: Iterable[Path]
+    part: str = ""
+
+
 class Dataset(ABC):
     """Images of one shape, by index, as uint8; labels if there are any.
 
@@ -94,8 +103,15 @@ class Dataset(ABC):
         for start in range(0, self.count, size):
             yield self.pixels(np.arange(start, min(start + size, self.count)))
 
+    def stored(self) -> Stored | None:
+        """Return where the images are read from as they are needed; None if all of them are in memory."""
+        return None
+
     def content_hash(self) -> str:
-        """Return the SHA-256 of count, shape, decoded pixels and labels: the same for every way of storing them."""
+        """Return the SHA-256 of count, shape, decoded pixels and labels: the same for every way of storing them.
+
+        This reads every image; `tcm.data.hashing` remembers the result.
+        """
         digest = hashlib.sha256(np.array([self.count, *self.shape], dtype="<i8").tobytes())
         for images in self.chunks():
             digest.update(np.ascontiguousarray(images).data)
@@ -113,7 +129,13 @@ class ArrayDataset(Dataset):
 
     in_memory = True
 
-    def __init__(self, images: Pixels, labels: Labels | None = None, skipped: Sequence[Broken] = ()):
+    def __init__(
+        self,
+        images: Pixels,
+        labels: Labels | None = None,
+        skipped: Sequence[Broken] = (),
+        mapped: Path | None = None,
+    ):
         if images.ndim != 4 or images.dtype != np.uint8 or images.shape[1] not in (1, 3) or 0 in images.shape:
             raise TcmError(
                 f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]"
@@ -123,6 +145,11 @@ class ArrayDataset(Dataset):
         channels, height, width = images.shape[1:]
         super().__init__(len(images), (channels, height, width), labels, skipped)
         self._images = images
+        self._mapped = mapped
+
+    def stored(self) -> Stored | None:
+        """Return the file that the images are mapped from, if they are."""
+        return None if self._mapped is None else Stored([self._mapped])
 
     def pixels(self, indices: Indices) -> Pixels:
         """Return the images at `indices`."""

@@ -1,6 +1,7 @@
 """Files that are whole or absent, and limits on what a file may claim to hold."""
 
 import os
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from tcm.errors import TcmError
 MEGABYTE = 2**20
 _FREE_EXPANSION = 64 * MEGABYTE
 _LARGEST_RATIO = 200
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @contextmanager
@@ -37,13 +39,15 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where the system can (Windows cannot open folders)."""
-    if os.name == "posix":
+    """Make a rename in `folder` survive a power cut, where the system lets us open folders (Windows does not)."""
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_expansion(name: str, declared: int, stored: int) -> None:
@@ -55,15 +59,15 @@ def check_expansion(name: str, declared: int, stored: int) -> None:
         )
 
 
-def check_zip_entry(path: Path, entry: zipfile.ZipInfo) -> None:
-    """Refuse what a zip's entry claims if it cannot be true or could not be read within bounds."""
+def check_zip_entry(path: Path, entry: zipfile.ZipInfo, length: int) -> None:
+    """Refuse what an entry of a zip of `length` bytes claims if it is false or could not be read within bounds."""
     name = f"{path}/{entry.filename}"
     if not is_one_line(entry.filename):
         raise TcmError(f"{path} holds a file with the name {entry.filename!r}; pack it again with plain names")
     if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise TcmError(f"{name} is encrypted or compressed in an unusual way; pack it again (stored or deflated)")
     # zipfile allocates what an entry claims before it reads; a claim may be no longer than the file itself.
-    if entry.header_offset + entry.compress_size > path.stat().st_size:
+    if entry.header_offset + entry.compress_size > length:
         raise TcmError(
             f"{name} claims {entry.compress_size:,} bytes, more than the file has; copy or download it again"
         )
@@ -72,4 +76,4 @@ def check_zip_entry(path: Path, entry: zipfile.ZipInfo) -> None:
 
 def is_one_line(name: str) -> bool:
     """Say whether a name has no control characters."""
-    return not any(ord(character) < 32 or ord(character) == 127 for character in name)
+    return _CONTROL.search(name) is None

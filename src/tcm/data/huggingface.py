@@ -1,31 +1,64 @@
 """Hugging Face data sets: a folder written by `save_to_disk`, a folder of parquet files, or an id on the hub."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tcm.data.dataset import Labels
+from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import BrokenImage
-from tcm.data.pictures import Pictures
+from tcm.data.pictures import PackedNames, Pictures
 from tcm.errors import TcmError
 
+HUB = "hf://"
 SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")
 
 
-def load_rows(where: str, split: str, streaming: bool = False) -> Any:
+def load_rows(where: str, split: str) -> Any:
     """Load the rows of a split with the `datasets` library; `where` is a folder or a hub id."""
     datasets = _library()
-    folder = Path(where)
+    with _opening(where):
+        if _is_saved(where):
+            return _saved_rows(where, split)
+        return datasets.load_dataset(where, split=split)
+
+
+def stream_rows(where: str, split: str) -> tuple[Any, str | None]:
+    """Open a split as a stream: a folder, or `hf://owner/name` or `hf://owner/name@revision` with its commit."""
+    datasets = _library()
+    with _opening(where):
+        if _is_saved(where):
+            rows = _saved_rows(where, split)
+            return rows.to_iterable_dataset(num_shards=min(64, len(rows))), None
+        if not where.startswith(HUB):
+            return datasets.load_dataset(where, split=split, streaming=True), None
+        name, _, revision = where.removeprefix(HUB).partition("@")
+        builder = datasets.load_dataset_builder(name, revision=revision or None)
+        # The hash of a data set on the hub is the commit that its files are read from.
+        return builder.as_streaming_dataset(split=split), str(builder.hash)
+
+
+def _is_saved(where: str) -> bool:
+    return any(Path(where, mark).is_file() for mark in SAVED_MARKS)
+
+
+def _saved_rows(where: str, split: str) -> Any:
+    """The rows of a split in a folder that `save_to_disk` wrote."""
+    datasets = _library()
+    rows = datasets.load_from_disk(where)
+    if not isinstance(rows, datasets.DatasetDict):
+        return rows
+    if split not in rows:
+        raise TcmError(f"{where} has the splits {', '.join(rows)}, not {split!r}; name one of them")
+    return rows[split]
+
+
+@contextmanager
+def _opening(where: str) -> Iterator[None]:
     try:
-        if any((folder / mark).is_file() for mark in SAVED_MARKS):
-            rows = datasets.load_from_disk(where)
-            if isinstance(rows, datasets.DatasetDict):
-                if split not in rows:
-                    raise TcmError(f"{where} has the splits {', '.join(rows)}, not {split!r}; name one of them")
-                rows = rows[split]
-            return rows.to_iterable_dataset() if streaming else rows
-        return datasets.load_dataset(where, split=split, streaming=streaming)
+        yield
     except TcmError:
         raise
     except (OSError, ValueError, RuntimeError, LookupError, TypeError) as error:
@@ -72,11 +105,19 @@ class RowPictures(Pictures):
         rows = load_rows(where, split)
         if len(rows) == 0:
             raise TcmError(f"{where} has no rows in split {split!r}; name another split")
+        self._split = split
         self._column = image_column(rows, where)
         self._rows = without_decoding(rows, self._column)
-        self.names = [f"{where} row {row}" for row in range(len(rows))]
+        self.names = PackedNames(f"{where} row {row}" for row in range(len(rows)))
         column = label_column(rows)
         self.labels = Labels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+
+    def stored(self) -> Stored | None:
+        """Return the tables, unless they only name image files that lie elsewhere."""
+        inside = self._rows[0][self._column]
+        if inside is None or inside["bytes"] is None:
+            return None
+        return Stored([Path(file["filename"]) for file in self._rows.cache_files], self._split)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of the image in row `index`."""

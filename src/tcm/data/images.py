@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Labels, Pixels
+from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Labels, Pixels, Stored
 from tcm.data.decode import BrokenImage, channels_of, pixels_of
 from tcm.data.pictures import Pictures
 from tcm.errors import TcmError, TcmWarning
@@ -26,6 +26,10 @@ class ImageFiles(Dataset):
             labels = Labels(labels.values[np.asarray(places)], labels.names)
         shape = (channels or channels_of(first), first.height, first.width)
         super().__init__(len(places), shape, labels, skipped)
+
+    def stored(self) -> Stored | None:
+        """Return where the image files are."""
+        return self._pictures.stored()
 
     def pixels(self, indices: Indices) -> Pixels:
         """Decode the images at `indices`."""

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch.utils.data import Dataset as TorchDataset
 from tcm.data.dataset import Dataset, Indices, Pixels
 from tcm.data.order import check_seed, flips, global_batch, rank_positions
 from tcm.errors import TcmError
+
+Resume = dict[str, Any]
+"""A position in a stream, JSON-able."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,16 @@ class LoadedBatch:
     positions: Tensor
     """int64 [b]: the places of these images in the whole batch: what randomness may depend on."""
     step: int
-    resume: Any = None
-    """For streams: the JSON-able position after this batch."""
+    resume: Resume | None = None
+    """For streams: this process's part of the position after this batch. The parts of all processes, united, are what
+    `starting_at` resumes from."""
+
+
+class BatchSource(Protocol):
+    """What training reads from: a data set by index (`Batches`) or a stream (`StreamBatches`)."""
+
+    def starting_at(self, step: int, resume: Resume | None = None) -> Iterator[LoadedBatch]:
+        """Yield the batches of `step`, step + 1, ... without end; `resume` is the position that a stream had there."""
 
 
 class Batches:
@@ -62,8 +73,9 @@ class Batches:
         """Return the batch of one step."""
         return _result(self._steps[step])
 
-    def starting_at(self, step: int) -> Iterator[LoadedBatch]:
-        """Yield the batches of `step`, step + 1, ... without end; nothing before `step` is read."""
+    def starting_at(self, step: int, resume: Resume | None = None) -> Iterator[LoadedBatch]:
+        """Yield the batches of `step`, step + 1, ... without end; nothing before `step` is read. `step` says it all:
+        there is no `resume` to use."""
         if self._workers == 0:
             yield from (self.at(number) for number in count(step))
         else:

@@ -11,15 +11,16 @@ import numpy as np
 from tcm.data.arrays import open_npy, open_npz
 from tcm.data.cifar import open_cifar, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, Dataset, Pixels
-from tcm.data.huggingface import SAVED_MARKS, RowPictures
+from tcm.data.huggingface import HUB, SAVED_MARKS, RowPictures
 from tcm.data.idx import GZIP, open_idx, open_idx_folder
 from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
-from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures, ZipPictures
+from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
+from tcm.data.zips import ZipPictures
 from tcm.errors import TcmError
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
-HUB = "hf://"
+STREAM = "stream:"
 
 
 def data_folder() -> Path:
@@ -45,12 +46,17 @@ def open_dataset(
     >>> open_dataset("digits").shape
     (1, 8, 8)
     """
-    if channels not in (None, 1, 3):
-        raise TcmError(f"channels={channels} is not possible; use 1 (gray), 3 (RGB) or none (as stored)")
+    check_channels(channels)
     opened = _open(path, split)
     if isinstance(opened, Pictures):
         return open_images(opened, channels, skip_broken, memory_limit)
     return opened if channels is None else with_channels(opened, channels)
+
+
+def check_channels(channels: int | None) -> None:
+    """Refuse a number of channels that images cannot be converted to."""
+    if channels not in (None, 1, 3):
+        raise TcmError(f"channels={channels} is not possible; use 1 (gray), 3 (RGB) or none (as stored)")
 
 
 def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
@@ -74,8 +80,10 @@ def _luma(images: Pixels) -> Pixels:
 
 def _open(path: str | Path, split: str) -> Pictures | Dataset:
     name = str(path)
+    if name.startswith(STREAM):
+        raise TcmError(f"{name} is a stream, and this needs images by index; download them and give their path")
     if name == "digits":
-        _only_train(name, split)
+        only_train(name, split)
         with as_file(files("tcm.data") / "digits.npz") as bundled:
             return open_npz(bundled, split)
     if name in FETCHABLE:
@@ -92,8 +100,13 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
         return _open_folder(path, split)
     if path.is_file():
         return _open_file(path, split)
-    hint = f"for the Hugging Face hub write {HUB}{name}" if name.count("/") == 1 else "check the path"
-    raise TcmError(f"there is no file or folder {name}; {hint}")
+    raise TcmError(f"there is no file or folder {name}; {_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    if "://" in name or "{" in name:
+        return f"for a stream of shards write {STREAM}{name}"
+    return f"for the Hugging Face hub write {HUB}{name}" if name.count("/") == 1 else "check the path"
 
 
 def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
@@ -103,7 +116,7 @@ def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
         return open_cifar_folder(folder, split)
     if any(folder.glob("*images[-.]idx3-ubyte*")):
         return open_idx_folder(folder, split)
-    _only_train(str(folder), split)
+    only_train(str(folder), split)
     shards = sorted(folder.glob("*.tar"))
     return TarPictures(shards, class_names_beside(folder)) if shards else FolderPictures(folder)
 
@@ -112,11 +125,8 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
     with path.open("rb") as file:
         start = file.read(512)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
-        if _is_npz(path):
-            return open_npz(path, split)
-        _only_train(str(path), split)
-        return ZipPictures(path)
-    _only_train(str(path), split)
+        return _open_zip(path, split)
+    only_train(str(path), split)
     if start.startswith(b"\x93NUMPY"):
         return open_npy(path)
     if start.startswith((GZIP, b"\x00\x00\x08")):
@@ -131,10 +141,15 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
     )
 
 
-def _is_npz(path: Path) -> bool:
+def _open_zip(path: Path, split: str) -> Pictures | Dataset:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith(".npy") for name in archive.namelist())
+        with zipfile.ZipFile(path) as archive:  # once: the directory of a large zip takes its time
+            if any(name.endswith(".npy") for name in archive.namelist()):
+                return open_npz(path, split)
+            only_train(str(path), split)
+            return ZipPictures(path, archive)
+    except TcmError:
+        raise
     except ZIP_ERRORS as error:
         raise TcmError(f"{path} is not a sound zip file ({error}); copy or download it again") from error
 
@@ -153,6 +168,7 @@ def class_names_beside(folder: Path) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def _only_train(name: str, split: str) -> None:
+def only_train(name: str, split: str) -> None:
+    """Refuse to look for another part in data that have one."""
     if split != "train":
         raise TcmError(f"{name} has no splits, so none called {split!r}; give the path of that part of the data")

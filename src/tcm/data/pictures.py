@@ -1,4 +1,4 @@
-"""Collections of image files, of any sizes: in a folder, in a zip, in tar shards. Nothing is ever unpacked to disk."""
+"""Collections of image files, of any sizes: in a folder, in tar shards. Nothing is ever unpacked to disk."""
 
 import mmap
 import os
@@ -7,16 +7,16 @@ import tarfile
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast, overload
 
+import numpy as np
 from PIL import Image
 
-from tcm.data.dataset import Labels
+from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
-from tcm.data.files import check_zip_entry, is_one_line
+from tcm.data.files import is_one_line
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
 from tcm.errors import TcmError
 
@@ -35,15 +35,50 @@ ZIP_ERRORS = (
 TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, struct.error)
 
 
+class PackedNames(Sequence[str]):
+    """Names as one block of text, which forked processes share.
+
+    A list of a million strings takes 100 MB, and looking at a string copies its page into the process that looks.
+
+    >>> names = PackedNames(["a.png", "ö.png", ""])
+    >>> names[1], len(names), list(names)
+    ('ö.png', 3, ['a.png', 'ö.png', ''])
+    """
+
+    def __init__(self, names: Iterable[str]):
+        # What a file system holds need not be valid text; such names must come back as they were.
+        encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+        self._text = np.frombuffer(b"".join(encoded), np.uint8)
+        self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        start = self._ends[place - 1] if place else 0
+        return self._text[start : self._ends[place]].tobytes().decode("utf-8", "surrogatepass")
+
+
 class Pictures(ABC):
     """Image files by index, with their labels; each may have its own size. Safe to use from several processes."""
 
-    names: list[str]
+    names: Sequence[str]
     labels: Labels | None
 
     @abstractmethod
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
+
+    @abstractmethod
+    def stored(self) -> Stored | None:
+        """Return the files that hold the pictures; None if that cannot be said."""
 
     def picture(self, index: int) -> Image.Image:
         """Return file `index` decoded, of mode "L" or "RGB"."""
@@ -52,9 +87,9 @@ class Pictures(ABC):
 
 def is_image(name: str) -> bool:
     """Say whether a file name is that of an image: a known extension, and neither hidden nor an archiver's shadow."""
-    path = PurePosixPath(name)
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts if part not in (".", ".."))
-    return path.suffix.lower() in EXTENSIONS and not hidden
+    if os.path.splitext(name)[1].lower() not in EXTENSIONS:
+        return False
+    return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", ".."))
 
 
 class FolderPictures(Pictures):
@@ -62,17 +97,22 @@ class FolderPictures(Pictures):
 
     def __init__(self, root: Path):
         self._root = root
-        self.names = sorted(name for name in _files_below(root) if is_image(name))
-        if not self.names:
+        names = sorted(name for name in _files_below(root) if is_image(name))
+        if not names:
             raise TcmError(f"{root} holds no images ({', '.join(sorted(EXTENSIONS))}); give the folder that holds them")
         if (root / DATASET_JSON).is_file():
             source = root / DATASET_JSON
-            self.labels = labels_from_json(source.read_bytes(), self.names, str(source))
+            self.labels = labels_from_json(source.read_bytes(), names, str(source))
         elif (root / LABELS_CSV).is_file():
             source = root / LABELS_CSV
-            self.labels = labels_from_csv(source.read_bytes(), self.names, str(source))
+            self.labels = labels_from_csv(source.read_bytes(), names, str(source))
         else:
-            self.labels = labels_from_folders(self.names, str(root))
+            self.labels = labels_from_folders(names, str(root))
+        self.names = PackedNames(names)
+
+    def stored(self) -> Stored | None:
+        """Return all files."""
+        return Stored(self._root / name for name in self.names)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
@@ -87,102 +127,44 @@ class FolderPictures(Pictures):
             ) from error
 
 
-class ZipPictures(Pictures):
-    """Image files in a zip, in sorted order; also EDM's layout. Each process opens the file for itself."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._opened: tuple[int, zipfile.ZipFile] | None = None
-        try:
-            entries = {entry.filename: entry for entry in self._archive().infolist() if not entry.is_dir()}
-            total = sum(not entry.is_dir() for entry in self._archive().infolist())
-        except ZIP_ERRORS as error:
-            raise TcmError(f"{path} is not a sound zip file ({error}); copy or download it again") from error
-        if len(entries) < total:
-            raise TcmError(f"{path} holds two files of the same name; pack it again")
-        for entry in entries.values():
-            self._check(entry)
-        self.names = sorted(name for name in entries if is_image(name))
-        if not self.names:
-            raise TcmError(f"{path} holds no images ({', '.join(sorted(EXTENSIONS))}); give a zip that does")
-        if DATASET_JSON in entries:
-            self.labels = labels_from_json(self._bytes(DATASET_JSON), self.names, f"{path}/{DATASET_JSON}")
-        elif LABELS_CSV in entries:
-            self.labels = labels_from_csv(self._bytes(LABELS_CSV), self.names, f"{path}/{LABELS_CSV}")
-        else:
-            self.labels = labels_from_folders(self.names, str(path))
-
-    def data(self, index: int) -> bytes:
-        """Return the bytes of file `index`."""
-        return self._bytes(self.names[index])
-
-    def _bytes(self, name: str) -> bytes:
-        try:
-            return self._archive().read(name)
-        except ZIP_ERRORS as error:
-            raise BrokenImage(
-                f"{self._path}/{name} is damaged ({error}); pack it again, or pass --skip-broken"
-            ) from error
-
-    def _check(self, entry: zipfile.ZipInfo) -> None:
-        check_zip_entry(self._path, entry)
-        name = f"{self._path}/{entry.filename}"
-        parts = PurePosixPath(entry.filename.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[0]:
-            raise TcmError(f"{name} points outside of the zip; pack it again with plain relative names")
-        if entry.file_size > LARGEST_FILE:
-            raise TcmError(f"{name} claims {entry.file_size:,} bytes; a file may have {LARGEST_FILE:,}: remove it")
-
-    def _archive(self) -> zipfile.ZipFile:
-        # A forked worker shares its parent's file position, so that it must not use its parent's handle.
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), zipfile.ZipFile(self._path))
-        return self._opened[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
-
-
-@dataclass(frozen=True)
-class _Place:
-    shard: Path
-    offset: int
-    size: int
-
-
 class TarPictures(Pictures):
     """Image files in uncompressed WebDataset shards: `KEY.png` beside `KEY.cls`, read where they lie in the tars."""
 
     def __init__(self, shards: list[Path], class_names: tuple[str, ...] = ()):
-        self.names = []
-        self._places: list[_Place] = []
+        self._shards = shards
+        names, places, keys = [], [], []
         classes: dict[str, int] = {}
-        keys = []
-        for shard in shards:
+        for number, shard in enumerate(shards):
             for member, start in _members(shard):
                 key, suffix = _key_and_suffix(member.name)
                 if is_image(member.name):
                     keys.append(f"{shard}/{key}")
-                    self.names.append(f"{shard.name}/{member.name}")
-                    self._places.append(_Place(shard, member.offset_data, member.size))
+                    names.append(f"{shard.name}/{member.name}")
+                    places.append((number, member.offset_data, member.size))
                 elif suffix == ".cls":
                     classes[f"{shard}/{key}"] = class_number(start, f"{shard}/{member.name}")
         where = str(shards[0].parent)
         if not keys:
             raise TcmError(f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))})")
-        missing = [name for name, key in zip(self.names, keys, strict=True) if key not in classes]
+        missing = [name for name, key in zip(names, keys, strict=True) if key not in classes]
         if classes and missing:
             raise TcmError(f"{missing[0]} has no .cls file beside it, as others have; add it or remove the image")
         self.labels = Labels.of([classes[key] for key in keys], where, class_names) if classes else None
+        self.names = PackedNames(names)
+        self._places = np.array(places, np.int64)
+
+    def stored(self) -> Stored | None:
+        """Return the shards."""
+        return Stored(self._shards)
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
-        place = self._places[index]
-        if place.size > LARGEST_FILE:
-            raise BrokenImage(f"{self.names[index]} has {place.size:,} bytes; an image may have {LARGEST_FILE:,}")
-        with place.shard.open("rb") as file:
-            file.seek(place.offset)
-            return file.read(place.size)
+        shard, offset, size = self._places[index].tolist()
+        if size > LARGEST_FILE:
+            raise BrokenImage(f"{self.names[index]} has {size:,} bytes; an image may have {LARGEST_FILE:,}")
+        with self._shards[shard].open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
 
 
 def class_number(text: bytes, source: str) -> int:

@@ -1,27 +1,28 @@
-"""Data that come one after another: WebDataset shards (also from URLs) and Hugging Face streaming.
+"""Data that come one after another: WebDataset shards (also from URLs) and Hugging Face streaming."""
 
-A stream cannot jump to a step, so that it has a position instead: a small JSON-able value that comes with every batch
-(`LoadedBatch.resume`) and from which reading goes on exactly there.
-"""
-
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import count, islice
+from dataclasses import dataclass
+from http.client import HTTPException
+from itertools import islice
 from pathlib import Path
+from time import sleep
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
-import numpy as np
-
-from tcm.data.dataset import Labels, Pixels
+from tcm.data.dataset import Dataset, Pixels
 from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
-from tcm.data.huggingface import encoded_bytes, image_column, label_column, load_rows, without_decoding
-from tcm.data.loader import LoadedBatch, as_batch
-from tcm.data.opening import HUB, class_names_beside
-from tcm.data.order import check_seed, flips, permutation, rank_positions
+from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
+from tcm.data.opening import STREAM, check_channels, class_names_beside, only_train, open_dataset
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.errors import TcmError
+
+RETRIES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds to wait before each new attempt at a shard from a URL."""
+PATIENCE = 60.0
+"""Seconds without a byte after which a connection counts as broken."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +35,33 @@ class Sample:
 
 
 class Stream(ABC):
-    """Images in the order in which they come. All have the first one's shape; no class names means no labels."""
+    """Images in numbered shards, each read from its beginning. All images have the shape of the first.
 
-    where: str
+    `identity` says which data these are: a saved position is valid for one identity, and a model's provenance names it.
+    """
 
-    def __init__(self, channels: int | None, class_names: tuple[str, ...]):
-        first = next((sample for sample, _ in self.samples(0, 0, None)), None)
+    def __init__(
+        self, where: str, identity: str, shards: int, channels: int | None = None, class_names: tuple[str, ...] = ()
+    ):
+        check_channels(channels)
+        self.where, self.identity, self.shards = where, identity, shards
+        first = next((sample for shard in range(shards) for sample in self.shard(shard)), None)
         if first is None:
-            raise TcmError(f"{self.where} holds no images; give a stream that does")
-        if first.label is not None and not class_names:
-            raise TcmError(
-                f"{self.where} has labels, but a stream cannot tell how many classes there are; pass class_names"
-            )
+            raise TcmError(f"{where} holds no images; give a stream that does")
         picture = decode_picture(first.data, first.name)
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
-        self.class_names = class_names if first.label is not None else ()
+        self.labelled = first.label is not None
+        self.class_names = class_names if self.labelled else ()
         self._convert = channels is not None
 
     @property
     def classes(self) -> int:
-        """Return the number of classes; 0 means that there are no labels."""
+        """Return the number of classes; 0 if there are no labels, or if the number is unknown (see `labelled`)."""
         return len(self.class_names)
 
     @abstractmethod
-    def samples(self, seed: int, epoch: int, start: Any) -> Iterator[tuple[Sample, Any]]:
-        """Yield an epoch's samples from the place `start` (None: its beginning), each with the place after it."""
+    def shard(self, number: int) -> Iterator[Sample]:
+        """Yield the samples of a shard, always in the same order."""
 
     def decode(self, sample: Sample) -> Pixels:
         """Return a sample's pixels, checked against the stream's shape."""
@@ -73,120 +76,60 @@ class Stream(ABC):
 
 
 class ShardStream(Stream):
-    """WebDataset shards; their order is shuffled anew in each epoch. Paths or URLs, as webdataset opens them."""
+    """WebDataset shards: paths or URLs, as webdataset opens them."""
 
     def __init__(self, shards: list[str], channels: int | None, class_names: tuple[str, ...]):
         if any(shard.startswith("pipe:") for shard in shards):
             raise TcmError("shards that start with pipe: would run a command; give paths or URLs")
         self._shards = shards
-        self.where = shards[0]
-        super().__init__(channels, class_names)
+        super().__init__(shards[0], _names_and_sizes(shards), len(shards), channels, class_names)
 
-    def samples(self, seed: int, epoch: int, start: Any) -> Iterator[tuple[Sample, Any]]:
-        """Yield an epoch's samples; a place is [number of the shard in this epoch, number of the sample in it]."""
-        first_shard, first_sample = start or (0, 0)
-        order = permutation(len(self._shards), seed, epoch)
-        for number in range(first_shard, len(self._shards)):
-            skipped = first_sample if number == first_shard else 0
-            numbered = enumerate(_shard_samples(self._shards[order[number]]))
-            for index, sample in islice(numbered, skipped, None):
-                yield sample, [number, index + 1]
+    def shard(self, number: int) -> Iterator[Sample]:
+        """Yield the samples of a tar file; if the connection to a URL breaks, continue with another one."""
+        shard, given = self._shards[number], 0
+        waits = iter(RETRIES if "://" in shard else ())
+        while True:
+            try:
+                for sample in islice(_shard_samples(shard), given, None):
+                    yield sample
+                    given += 1
+                return
+            except TcmError:
+                raise
+            except (*TAR_ERRORS, HTTPException) as error:
+                refused = isinstance(error, HTTPError) and error.code < 500
+                wait = None if refused else next(waits, None)
+                if wait is None:
+                    reason = " ".join(str(error).split())[:200]
+                    raise TcmError(f"{shard} cannot be read to its end ({reason}); check or replace it") from error
+                sleep(wait)
 
 
 class RowStream(Stream):
-    """A Hugging Face data set, streamed; a place is what its library calls the state."""
+    """A Hugging Face data set, streamed: a folder, or `hf://owner/name` or `hf://owner/name@revision`."""
 
     def __init__(self, where: str, split: str, channels: int | None, class_names: tuple[str, ...]):
-        self.where = where
-        rows = load_rows(where, split, streaming=True)
+        rows, commit = stream_rows(where, split)
         if rows.features is None:
             raise TcmError(f"{where} does not say what its columns are; download it and open it without streaming")
         column = label_column(rows)
         self._image = image_column(rows, where)
         self._label = column[0] if column else None
-        self._rows = without_decoding(rows, self._image)
-        super().__init__(channels, class_names or (column[1] if column else ()))
+        used = [name for name in (self._image, self._label) if name is not None]
+        self._rows = without_decoding(rows, self._image).select_columns(used)
+        if commit is None:
+            identity = _names_and_sizes(sorted(str(path) for path in Path(where).rglob("*") if path.is_file()))
+        else:
+            identity = f"{where.partition('@')[0]}@{commit}"
+        names = column[1] if column else ()
+        super().__init__(where, f"{split} of {identity}", rows.num_shards, channels, names or class_names)
 
-    def samples(self, seed: int, epoch: int, start: Any) -> Iterator[tuple[Sample, Any]]:
-        """Yield an epoch's samples, in the data set's own order in every epoch."""
-        # A new object each time: the library keeps the state of the latest iteration in it.
-        rows = self._rows.select_columns([name for name in (self._image, self._label) if name is not None])
-        if start is not None:
-            rows.load_state_dict(start)
-        for row in rows:
-            state = rows.state_dict()
-            name = f"{self.where} row at {state}"
-            label = None if self._label is None else int(row[self._label])
-            yield Sample(name, encoded_bytes(row[self._image], name), label), state
-
-
-class StreamBatches:
-    """A stream's batches, shuffled within windows of `window` samples by a pure function of (seed, epoch, window).
-
-    Every process reads the whole stream and decodes its own share of each batch, so that the whole batch does not
-    depend on their number. `workers` are threads that decode.
-
-    >>> batches = StreamBatches(open_stream("shards/"), seed=0, batch=128)  # doctest: +SKIP
-    >>> for loaded in batches.starting_at(step, resume=saved): saved = loaded.resume  # doctest: +SKIP
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        *,
-        seed: int,
-        batch: int,
-        flip: bool = False,
-        rank: int = 0,
-        world: int = 1,
-        workers: int = 0,
-        window: int = 4096,
-    ):
-        check_seed(seed)
-        if workers < 0 or batch < 1 or window < 1:
-            raise TcmError(f"workers={workers} must be at least 0, batch={batch} and window={window} at least 1")
-        self._stream = stream
-        self._seed = seed
-        self._flip = flip
-        self._positions = rank_positions(batch, rank, world)
-        self._batch = batch
-        self._workers = workers
-        self._window = window
-
-    def starting_at(self, step: int, resume: Any = None) -> Iterator[LoadedBatch]:
-        """Yield the batches of `step`, step + 1, ... without end, from the position `resume` (None: the beginning)."""
-        samples = self._shuffled(resume)
-        with ThreadPoolExecutor(max(1, self._workers)) as threads:
-            for number in count(step):
-                whole = list(islice(samples, self._batch))
-                mine = [whole[position][0] for position in self._positions]
-                images = np.stack(list(threads.map(self._stream.decode, mine)))
-                labels = self._labels(mine) if self._stream.classes else None
-                mirrored = flips(self._seed, number, self._positions) if self._flip else None
-                yield replace(as_batch(images, labels, mirrored, self._positions, number), resume=whole[-1][1])
-
-    def _labels(self, samples: list[Sample]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        for sample in samples:
-            if sample.label is None:
-                raise TcmError(f"{sample.name} has no label, as others have; add it or remove the image")
-        return Labels.of([sample.label or 0 for sample in samples], self._stream.where, self._stream.class_names).values
-
-    def _shuffled(self, resume: Any) -> Iterator[tuple[Sample, dict[str, Any]]]:
-        place = resume or {"epoch": 0, "window": 0, "start": None, "taken": 0}
-        if not isinstance(place, dict) or place.keys() != {"epoch", "window", "start", "taken"}:
-            raise TcmError(
-                f"resume={resume!r} is not a position of a stream; pass LoadedBatch.resume of an earlier batch"
-            )
-        number, start, taken = place["window"], place["start"], place["taken"]
-        for epoch in count(place["epoch"]):
-            arriving = self._stream.samples(self._seed, epoch, start)
-            while window := list(islice(arriving, self._window)):
-                order = permutation(len(window), self._seed, epoch, number)
-                for shown in range(taken, len(window)):
-                    saved = {"epoch": epoch, "window": number, "start": start, "taken": shown + 1}
-                    yield window[order[shown]][0], saved
-                number, start, taken = number + 1, window[-1][1], 0
-            number, start, taken = 0, None, 0
+    def shard(self, number: int) -> Iterator[Sample]:
+        """Yield the samples of one of the library's shards."""
+        for index, row in enumerate(self._rows.shard(self.shards, number)):
+            name = f"{self.where} row {index} of shard {number}"
+            label = None if self._label is None else row[self._label]
+            yield Sample(name, encoded_bytes(row[self._image], name), None if label is None else int(label))
 
 
 def open_stream(
@@ -194,36 +137,72 @@ def open_stream(
 ) -> Stream:
     """Open a stream: a folder of .tar shards, paths or URLs with braces (`https://.../{000..099}.tar`), or `hf://owner/name`.
 
-    The extra `data` is needed for it. Labelled shards without the dataset.json that `tcm data prepare` writes need
-    `class_names`.
+    The extra `data` is needed for it. `class_names` are for a stream that has labels and no names for them; shards have
+    names if `tcm data prepare` wrote a dataset.json beside them.
     """
     name = str(where)
     folder = Path(where)
-    if name.startswith(HUB):
-        return RowStream(name.removeprefix(HUB), split, channels, class_names)
-    if folder.is_dir():
-        shards = sorted(str(path) for path in folder.glob("*.tar*"))
-        if not shards:
-            return RowStream(name, split, channels, class_names)
-        return ShardStream(shards, channels, class_names or class_names_beside(folder))
-    return ShardStream(_expanded(name), channels, class_names or class_names_beside(folder.parent))
+    shards = sorted(str(path) for path in folder.glob("*.tar*"))
+    if name.startswith(HUB) or (folder.is_dir() and not shards):
+        return RowStream(name, split, channels, class_names)
+    only_train(name, split)
+    beside = folder if shards else folder.parent
+    return ShardStream(shards or _expanded(name), channels, class_names_beside(beside) or class_names)
+
+
+def open_data(
+    path: str | Path, *, channels: int | None = None, classes: int | None = None, split: str = "train"
+) -> Dataset | Stream:
+    """Open what a command is given: a stream if it starts with `stream:`, else a data set.
+
+    `classes` is their number where a stream has labels and does not say how many classes there are.
+
+    >>> open_data("digits").classes
+    10
+    """
+    name = str(path)
+    if not name.startswith(STREAM):
+        return open_dataset(path, channels=channels, split=split)
+    names = tuple(str(number) for number in range(classes or 0))
+    return open_stream(name.removeprefix(STREAM), channels=channels, class_names=names, split=split)
+
+
+def _names_and_sizes(files: list[str]) -> str:
+    """Identify files by their names and sizes; URLs by themselves."""
+    found = [f"{Path(file).name} {Path(file).stat().st_size}" if Path(file).is_file() else file for file in files]
+    digest = hashlib.sha256("\n".join(found).encode()).hexdigest()
+    return f"{len(files)} files, names and sizes {digest}"
 
 
 def _shard_samples(shard: str) -> Iterator[Sample]:
+    for members in _downloaded(shard) if shard.startswith(("http://", "https://")) else _opened(shard):
+        name = f"{shard}/{members['__key__']}"
+        images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
+        if len(images) > 1:
+            raise TcmError(f"{name} has {len(images)} images; a sample has one")
+        if images:
+            label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
+            yield Sample(name, images[0], label)
+
+
+def _opened(shard: str) -> Iterator[dict[str, Any]]:
+    yield from _webdataset().tarfile_samples([{"url": shard}])
+
+
+def _downloaded(shard: str) -> Iterator[dict[str, Any]]:
+    """As webdataset does it, but without curl: a signal to this run would end curl within a shard, and a shard that is
+    cut between two files would pass for a whole one."""
     tariterators = _webdataset()
-    try:
-        for members in tariterators.tarfile_samples([{"url": shard}]):
-            name = f"{shard}/{members['__key__']}"
-            images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
-            if len(images) > 1:
-                raise TcmError(f"{name} has {len(images)} images; a sample has one")
-            if images:
-                label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
-                yield Sample(name, images[0], label)
-    except TcmError:
-        raise
-    except TAR_ERRORS as error:
-        raise TcmError(f"{shard} cannot be read to its end ({error.args[0]}); copy or download it again") from error
+    with urlopen(shard, timeout=PATIENCE) as response:
+        files = tariterators.tar_file_expander([{"url": shard, "stream": response}])
+        last: list[dict[str, Any]] = []
+        for members in tariterators.group_by_keys(files):
+            yield from last
+            last = [members]
+        response.read()
+        if response.length:
+            raise EOFError(f"{response.length} bytes are missing")
+        yield from last  # only now is it known to have all its files
 
 
 def _expanded(pattern: str) -> list[str]:

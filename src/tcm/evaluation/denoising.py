@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tcm.data import Dataset, to_float
+from tcm.devices import fp32_products
 from tcm.errors import TcmError
 from tcm.evaluation.measurement import Measurement, Subject
-from tcm.evaluation.references import Reference, observe
+from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.sampling import quantise
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
@@ -48,15 +49,15 @@ def denoising_distances(
     batch: int = 64,
     processes: Processes = ALONE,
 ) -> list[Score]:
-    """dFID_t for each t: the distance between the data and f(x + t ε, t) over the data, or `count` images of it.
+    """dFID_t for each t: the distance between the data and f(x + t ε, t) over `count` images of the data.
 
-    Image i has the same ε at every t, in every batch and process. Times below a truncated model's t' are allowed:
-    that it forgets to denoise there is what the paper shows.
+    By default 50,000 images, as in the paper, or all if there are fewer. Image i has the same ε at every t, in every
+    batch and process. Times below a truncated model's t' are allowed: that it forgets to denoise there is what the
+    paper shows.
 
     >>> denoising_distances(model_denoise(model), dataset, [0.2, 1.0, 5.0], reference, subject)  # doctest: +SKIP
     """
-    total = dataset.count if count is None else min(count, dataset.count)
-    chosen = np.random.default_rng(0).permutation(dataset.count)[:total].tolist()
+    chosen = chosen_images(dataset.count, count).tolist()
     detector = reference.detector
     prefix = "dFID" if detector.name == "inception" else f"denoised {detector.distance_name}"
     scores = []
@@ -65,7 +66,7 @@ def denoising_distances(
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
         images = _denoised(f, dataset, share(processes, chosen), t, subject.seed or 0, batch)
         observed = observe(images, detector, processes=processes)
-        scores.append(Measurement(subject, reference, total).distance(f"{prefix} at t={t:g}", observed))
+        scores.append(Measurement(subject, reference, len(chosen)).distance(f"{prefix} at t={t:g}", observed))
     return scores
 
 
@@ -77,6 +78,6 @@ def _denoised(
         pixels, labels = dataset.read(np.asarray(some))
         x = to_float(torch.from_numpy(pixels))
         eps = SampleStreams([derive_seed("denoise", seed, index) for index in some]).normal(x.shape[1:])
-        with torch.no_grad():
+        with torch.no_grad(), fp32_products("ieee"):
             denoised = f(x + t * eps, torch.full((len(x),), t), None if labels is None else torch.from_numpy(labels))
         yield quantise(denoised)

@@ -79,12 +79,21 @@ def _measure(metric: Metric, observed: Observed, measurement: Measurement) -> It
         assert reference.features is not None, "checked before the images were seen"
         found = kernel_distance(features, reference.features)
         name = "KID" if detector.name == "inception" else f"kernel distance in {detector.name}"
-        yield measurement.score(name, found.mean, "100 subsets of at most 1,000", found.deviation)
+        settings = f"100 subsets of at most 1,000{_choice(reference)}"
+        yield measurement.score(name, found.mean, settings, found.deviation)
     else:
         assert reference.features is not None, "checked before the images were seen"
-        coverage = precision_recall(features, reference.features)
-        yield measurement.score("precision", coverage.precision, "3 neighbours")
-        yield measurement.score("recall", coverage.recall, "3 neighbours")
+        coverage = precision_recall(features.to(detector.device), reference.features.to(detector.device))
+        settings = f"3 neighbours{_choice(reference)}"
+        yield measurement.score("precision", coverage.precision, settings)
+        yield measurement.score("recall", coverage.recall, settings)
+
+
+def _choice(reference: Reference) -> str:
+    """How many of the reference's images were looked at one by one, if not all."""
+    assert reference.features is not None, "asked for by the metric"
+    count = len(reference.features)
+    return "" if count == reference.statistics.count else f", {count:,} of the reference's images"
 
 
 def evaluate_model(

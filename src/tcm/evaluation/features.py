@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tcm.devices import fp32_products
 from tcm.errors import TcmError
 from tcm.evaluation import inception, published
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
@@ -37,6 +38,7 @@ class Detector:
     head: Tensor | None = None
     image_shape: tuple[int, int, int] | None = None
 
+    @fp32_products("ieee")
     def features(self, images: Tensor) -> Tensor:
         """Features [n, d] of uint8 images [n, C, H, W]; grey is repeated to RGB where the network wants it."""
         if images.dtype != torch.uint8 or images.ndim != 4:

@@ -7,6 +7,7 @@ Batch normalisation is folded into the convolutions, the 1×1 convolutions at a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -172,11 +173,14 @@ def resize(images: Tensor, size: int = SIZE) -> Tensor:
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
         return images
-    return _interpolation(height, size).to(images) @ images @ _interpolation(width, size).to(images).T
+    rows, columns = (_interpolation(source, size, images.dtype, images.device) for source in (height, width))
+    return rows @ images @ columns.T
 
 
-def _interpolation(source: int, target: int) -> Tensor:
-    """The matrix [target, source] with two weights per row."""
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _interpolation(source: int, target: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The matrix [target, source] with two weights per row; the same for all images of a size, so built once."""
     position = torch.arange(target, dtype=torch.float64) * (source / target)
     low = position.long()
     share = position - low
@@ -184,7 +188,7 @@ def _interpolation(source: int, target: int) -> Tensor:
     matrix = torch.zeros(target, source, dtype=torch.float64)
     matrix[rows, low] += 1 - share
     matrix[rows, (low + 1).clamp(max=source - 1)] += share
-    return matrix
+    return matrix.to(device, dtype)
 
 
 def layer_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

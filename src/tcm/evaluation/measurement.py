@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tcm.errors import TcmWarning
-from tcm.evaluation.references import Observed, Reference
+from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
 from tcm.evaluation.scores import Score
 from tcm.evaluation.statistics import frechet_distance
 from tcm.training.machine import versions
 
 QUANTISATION = "clamp(127.5 x + 128) truncated to uint8"
-PAPERS_COUNT = 50_000
 
 
 @dataclass(frozen=True)

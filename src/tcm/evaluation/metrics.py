@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tcm.errors import TcmError
 
-ROWS_AT_ONCE = 2048
+BLOCK = 2048
+"""Points whose distances to as many others are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,41 @@ class Coverage:
     recall: float
 
 
-def precision_recall(features: Tensor, reference: Tensor, neighbours: int = 3) -> Coverage:
-    """Improved precision and recall (Kynkäänniemi et al. 2019).
+def precision_recall(features: Tensor, reference: Tensor, neighbours: int = 3, block: int = BLOCK) -> Coverage:
+    """Improved precision and recall (Kynkäänniemi et al. 2019), computed where the features are.
 
-    A manifold is the union of balls around its points, each reaching to the `neighbours`-th nearest other point.
+    A manifold is the union of balls around its points, each reaching to the `neighbours`-th nearest other point. Only
+    block × block distances exist at a time.
     """
     if min(len(features), len(reference)) <= neighbours:
         raise TcmError(
             f"{len(features)} and {len(reference)} images are too few for precision and recall with {neighbours} "
             f"neighbours; give at least {neighbours + 1}"
         )
-    return Coverage(_share_inside(features, reference, neighbours), _share_inside(reference, features, neighbours))
+    reaches, reference_reaches = (_reaches(points, neighbours, block) for points in (features, reference))
+    precise, recalled = (points.new_zeros(len(points), dtype=torch.bool) for points in (features, reference))
+    for rows in _blocks(features, block):
+        for columns in _blocks(reference, block):
+            distances = torch.cdist(features[rows], reference[columns])
+            precise[rows] |= (distances <= reference_reaches[columns]).any(1)
+            recalled[columns] |= (distances <= reaches[rows, None]).any(0)
+    return Coverage(float(precise.double().mean()), float(recalled.double().mean()))
 
 
-def _share_inside(points: Tensor, manifold: Tensor, neighbours: int) -> float:
-    radii = torch.cat([_radii(rows, manifold, neighbours) for rows in torch.split(manifold, ROWS_AT_ONCE)])
-    inside = [(torch.cdist(rows, manifold) <= radii).any(1) for rows in torch.split(points, ROWS_AT_ONCE)]
-    return float(torch.cat(inside).double().mean())
+def _reaches(points: Tensor, neighbours: int, block: int) -> Tensor:
+    """The distance of each point to its k-th nearest other point; the smallest distance is to itself."""
+    reaches = []
+    for rows in _blocks(points, block):
+        nearest = points.new_empty(len(points[rows]), 0)
+        for columns in _blocks(points, block):
+            candidates = torch.cat([nearest, torch.cdist(points[rows], points[columns])], 1)
+            nearest = candidates.topk(min(neighbours + 1, candidates.shape[1]), largest=False).values
+        reaches.append(nearest.amax(1))
+    return torch.cat(reaches)
 
 
-def _radii(rows: Tensor, manifold: Tensor, neighbours: int) -> Tensor:
-    """Distance of each row to its k-th nearest other point; the smallest distance is to itself."""
-    return torch.cdist(rows, manifold).kthvalue(neighbours + 1, dim=1).values
+def _blocks(points: Tensor, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, len(points), size)]
 
 
 def inception_score(probabilities: Tensor, splits: int = 10) -> Spread:

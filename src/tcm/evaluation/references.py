@@ -6,6 +6,7 @@ import hashlib
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tcm.data import Dataset, atomic_write
+from tcm.data import Dataset, Stream, atomic_write
+from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
 from tcm.errors import TcmError
 from tcm.evaluation.features import Detector
-from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics
+from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
 from tcm.evaluation.statistics import Statistics, accumulate
 from tcm.training.processes import Processes
 
 FORMAT = "1"
+PAPERS_COUNT = 50_000
+"""How many images papers measure, and look at one by one."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a detector saw in the images that samples are compared with; features where a metric needs them."""
+    """What a detector saw in the images that samples are compared with: the statistics of all of them.
+
+    Where a metric looks at single images, also the features of at most 50,000 of them.
+    """
 
     detector: Detector
     name: str
@@ -77,12 +84,41 @@ def observe(images: Iterable[Tensor], detector: Detector, keep: bool = False, pr
     return Observed(merged, merged.count, gather_rows(processes, own, merged.count))
 
 
-def dataset_batches(dataset: Dataset, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:
-    """This process's images of a data set, as uint8 batches."""
-    own = np.arange(processes.rank, dataset.count, processes.count)
+def dataset_batches(
+    dataset: Dataset, batch: int, processes: Processes = ALONE, indices: Indices | None = None
+) -> Iterator[Tensor]:
+    """This process's images of a data set (or of those at `indices`), as uint8 batches."""
+    own = (np.arange(dataset.count) if indices is None else indices)[processes.rank :: processes.count]
     for start in range(0, len(own), batch):
         images, _ = dataset.read(own[start : start + batch])
         yield torch.from_numpy(images)
+
+
+def chosen_images(available: int, count: int | None = None) -> Indices:
+    """The indices of `count` images (50,000 unless given) out of those available, or of all; always the same choice.
+
+    >>> len(chosen_images(60_000)), len(chosen_images(1797)), len(chosen_images(1797, 200))
+    (50000, 1797, 200)
+    """
+    order = np.random.default_rng(0).permutation(available)
+    return np.sort(order[: PAPERS_COUNT if count is None else count])
+
+
+def stream_batches(stream: Stream, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:
+    """This process's images of a stream, once through, as uint8 batches; each process reads all and decodes its own."""
+    samples = (sample for shard in range(stream.shards) for sample in stream.shard(shard))
+    own = islice(samples, processes.rank, None, processes.count)
+    while some := list(islice(own, batch)):
+        yield torch.from_numpy(np.stack([stream.decode(sample) for sample in some]))
+
+
+def stream_reference(
+    stream: Stream, name: str, detector: Detector, keep: bool = False, batch: int = 64, processes: Processes = ALONE
+) -> Reference:
+    """The reference for a stream, computed in one pass; not kept, as what identifies a stream is not its content."""
+    observed = observe(stream_batches(stream, batch, processes), detector, keep, processes)
+    identity = hashlib.sha256(stream.identity.encode()).hexdigest()
+    return Reference(detector, name, identity, observed.statistics, observed.features)
 
 
 def reference_of(
@@ -93,41 +129,50 @@ def reference_of(
     batch: int = 64,
     processes: Processes = ALONE,
 ) -> Reference:
-    """The reference for a data set: from the cache if the same pixels met the same detector before, else computed."""
-    content = dataset.content_hash()
+    """The reference for a data set: from the cache if the same pixels met the same detector before, else computed.
+
+    `keep` asks for features too, which precision, recall and KID need: those of 50,000 images, or of all if fewer.
+    """
+    content = shared_hash(processes, dataset)
     key = hashlib.sha256("\n".join([FORMAT, content, detector.hash, detector.preprocessing]).encode()).hexdigest()
+    chosen = chosen_images(dataset.count)
     folder = data_folder() / "references"
-    statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-features.safetensors"
-    statistics = _read(statistics_file)
-    features = _read(features_file) if keep else {}
-    # Machines may have different caches: either all processes use theirs, or all compute together.
-    found_by = processes.sum(
-        torch.tensor(float(statistics is not None and features is not None), device=processes.device)
-    )
-    if statistics is not None and features is not None and int(found_by) == processes.count:
-        found = Statistics(statistics["mean"], statistics["covariance"], int(statistics["count"]))
-        return Reference(detector, name, content, found, features.get("features"))
-    observed = observe(dataset_batches(dataset, batch, processes), detector, keep, processes)
-    if processes.first:
+    statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-{len(chosen)}-features.safetensors"
+    moments = _read(statistics_file, processes)
+    features = _read(features_file, processes) if keep else {}
+    if moments is None:
+        # Where all images are chosen, one pass sees both.
+        both = features is None and len(chosen) == dataset.count
+        observed = observe(dataset_batches(dataset, batch, processes), detector, both, processes)
         moments = {"mean": observed.statistics.mean, "covariance": observed.statistics.covariance}
-        _write(statistics_file, {**moments, "count": torch.tensor(dataset.count)})
+        moments["count"] = torch.tensor(observed.count)
+        _write(statistics_file, moments, processes)
         if observed.features is not None:
-            _write(features_file, {"features": observed.features})
-    return Reference(detector, name, content, observed.statistics, observed.features)
+            features = {"features": observed.features}
+            _write(features_file, features, processes)
+    if features is None:
+        observed = observe(dataset_batches(dataset, batch, processes, chosen), detector, True, processes)
+        assert observed.features is not None, "asked for"
+        features = {"features": observed.features}
+        _write(features_file, features, processes)
+    statistics = Statistics(moments["mean"], moments["covariance"], int(moments["count"]))
+    return Reference(detector, name, content, statistics, features.get("features"))
 
 
-def _read(path: Path) -> dict[str, Tensor] | None:
-    if not path.exists():
-        return None
+def _read(path: Path, processes: Processes) -> dict[str, Tensor] | None:
+    """A file of the cache, if every process has it: machines may have different caches."""
     try:
-        return load_file(path)
+        found = load_file(path) if path.exists() else None
     except SafetensorError as error:
         raise TcmError(f"{path} is damaged ({error}); delete it") from error
+    found_by = processes.sum(torch.tensor(float(found is not None), device=processes.device))
+    return found if int(found_by) == processes.count else None
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    with atomic_write(path) as file:
-        file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+def _write(path: Path, tensors: dict[str, Tensor], processes: Processes) -> None:
+    if processes.first:
+        with atomic_write(path) as file:
+            file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 
 def published_reference(path: Path, detector: Detector) -> Reference:

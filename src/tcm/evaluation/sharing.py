@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tcm.data import Dataset
+from tcm.data.hashing import hash_of
 from tcm.evaluation.statistics import Statistics
 from tcm.training.processes import Processes
 
 Item = TypeVar("Item")
 
+A_MINUTE = 60.0
 ALONE = Processes(torch.device("cpu"))
 """One process that does everything."""
 
@@ -43,6 +48,24 @@ def merge_statistics(processes: Processes, own: Statistics | None, dimension: in
         found = Statistics(mean, covariance, count)
         total = found if total is None else total.merge(found)
     return total
+
+
+def shared_hash(processes: Processes, dataset: Dataset) -> str:
+    """A data set's hash, found by the first process for all.
+
+    Where it must be computed that may take long. The others hear every minute that it goes on, so that none of them
+    takes the first for dead.
+    """
+    if processes.count == 1:
+        return hash_of(dataset)
+    found: list[str | None] = [None]
+    with ThreadPoolExecutor(1) as pool:
+        hashing = pool.submit(hash_of, dataset) if processes.first else None
+        while found[0] is None:
+            with processes.agreeing(), suppress(TimeoutError):
+                found = [None if hashing is None else hashing.result(A_MINUTE)]
+            dist.broadcast_object_list(found)
+    return str(found[0])
 
 
 def gather_rows(processes: Processes, own: Tensor, total: int) -> Tensor:

@@ -48,6 +48,12 @@ class PowerDecay:
 Decay = ConstantDecay | PowerDecay
 
 
+@torch.no_grad()
+def follow(follower: nn.Module, module: nn.Module, beta: float) -> None:
+    """θ̄ ← β θ̄ + (1 − β) θ for a module that is an average of another."""
+    torch._foreach_lerp_(list(follower.parameters()), list(module.parameters()), 1 - beta)
+
+
 class Average:
     """θ̄ ← β_i θ̄ + (1 − β_i) θ over parameters; the buffers of a module's state are copied."""
 

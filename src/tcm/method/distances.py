@@ -44,7 +44,8 @@ class SquaredL2:
         return (x - y).flatten(1).square().sum(1)
 
 
-Distance = PseudoHuber | SquaredL2
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""(x, y) ↦ d(x, y), one number per sample."""
 
 Weighting = Callable[[Tensor, Tensor, float], Tensor]
 """(t, Δ_t, σ_data) ↦ ω(t)/Δ_t."""

@@ -196,7 +196,9 @@ def check_times(f: Denoiser, times: Sequence[float]) -> None:
     if not times:
         raise TcmError(f"times is empty; use at least one time, such as {f.t_max:g}")
     if times[0] != f.t_max:
-        raise TcmError(f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} first")
+        raise TcmError(
+            f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} first"
+        )
     for index, t in enumerate(times):
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"

@@ -24,6 +24,7 @@ from tcm.networks.layers import (
     drop,
     encoder_plan,
     level_shape,
+    linear_float32,
     listed,
     merge_heads,
     one_hot,
@@ -136,7 +137,7 @@ class DDPMpp(Network):
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
-        emb = positional_embedding(c_noise, self.embed_0.in_features).to(self.embed_0.weight.dtype)
+        emb = positional_embedding(c_noise, self.embed_0.in_features)
         if self.embed_label is not None:
             emb = emb + self.embed_label(one_hot(condition, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
@@ -189,7 +190,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, index: int) -> Tensor:
         """The block's output; its dropout mask is the one of this index."""
         h = self.conv_0(resample(F.silu(self.norm_0(x)), self.resample))
-        h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None]))
+        h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None].to(h.dtype)))
         h = self.conv_1(drop(h, masks, index, self.dropout))
         x = resample(x, self.resample)
         x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
@@ -211,6 +212,14 @@ class Attention(nn.Module):
         return (x + self.proj(merge_heads(attend(q, k, v), x))) * sqrt(0.5)
 
 
+class Linear(nn.Linear):
+    """A linear map of the embedding; in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x wᵀ + b."""
+        return linear_float32(x, self.weight, self.bias)
+
+
 def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
     """sin and cos of c_noise (B,) at geometrically spaced frequencies from 1 to 1/10,000: (B, channels)."""
     phases = torch.outer(c_noise, torch.logspace(0, -4, channels // 2, device=c_noise.device))
@@ -227,8 +236,8 @@ def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -
     return conv
 
 
-def _linear(features_in: int, features_out: int) -> nn.Linear:
-    linear = nn.Linear(features_in, features_out)
+def _linear(features_in: int, features_out: int) -> Linear:
+    linear = Linear(features_in, features_out)
     _initialise(linear, 1.0)
     return linear
 

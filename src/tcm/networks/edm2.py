@@ -23,6 +23,7 @@ from tcm.networks.layers import (
     drop,
     encoder_plan,
     level_shape,
+    linear_float32,
     listed,
     merge_heads,
     one_hot,
@@ -240,7 +241,7 @@ class MPConv(nn.Module):
 
 
 class MPLinear(nn.Module):
-    """A linear map without bias, whose weight is normalised at each use."""
+    """A linear map of the embedding, without bias, whose weight is normalised at each use; in float32."""
 
     def __init__(self, features_in: int, features_out: int) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class MPLinear(nn.Module):
 
     def forward(self, x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
         """x (gain w/‖w‖)ᵀ."""
-        return F.linear(x, unit_weight(self.weight, gain).to(x.dtype))
+        return linear_float32(x, unit_weight(self.weight, gain))
 
 
 class FourierFeatures(nn.Module):

@@ -1,6 +1,7 @@
 """What our U-Nets share: their plan, labels, dropout, attention, resampling, and how published ones are named."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -122,6 +123,13 @@ def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
         raise TcmError(f"a {type(condition).__name__} condition is not for this network; give it class labels")
     known = (condition.index >= 0).to(like.dtype)
     return rows.scatter(1, condition.index.clamp_min(0)[:, None], (known * count**0.5)[:, None])
+
+
+def linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x wᵀ + b in float32, under autocast too, as EDM and EDM2 embed t: a pair's times differ by one in a thousand."""
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 def drop(x: Tensor, masks: Masks | None, index: int | None, rate: float) -> Tensor:

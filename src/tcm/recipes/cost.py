@@ -1,11 +1,14 @@
 """What a stage costs: parameters, FLOPs and memory, counted on the meta device; nothing is computed or allocated."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.errors import TcmError
@@ -17,11 +20,12 @@ GRADIENT_PASS = 3
 """A forward and backward pass costs about three forward passes."""
 
 UTILISATION = 0.3
-PEAK_FLOPS = {"fp32": 156e12, "bf16": 312e12, "fp16": 312e12}
-"""An A100's peak: fp32 is TF32, torch's default for convolutions. Training U-Nets reaches about UTILISATION of it."""
+PEAK_FLOPS = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}
+"""An A100's peak. Training U-Nets reaches about UTILISATION of it."""
 
 ASSUMPTION = (
-    f"an A100 at {UTILISATION:.0%} of its peak ({PEAK_FLOPS['fp32'] / 1e12:.0f} TFLOP/s in fp32, 312 in 16 bit)"
+    f"an A100 at {UTILISATION:.0%} of its peak ({PEAK_FLOPS['fp32'] / 1e12:.1f} TFLOP/s in fp32, "
+    f"{PEAK_FLOPS['tf32'] / 1e12:.0f} in tf32, {PEAK_FLOPS['fp16'] / 1e12:.0f} in 16 bit)"
 )
 
 
@@ -82,7 +86,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     network = _measure(network_of(recipe, stage), *_shape_and_classes(recipe))
     passes = GRADIENT_PASS + _passes_without_gradient(stage)
     step_flops = passes * network.forward_flops * stage.batch
-    half = 1 if stage.precision == "fp32" else 2
+    half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
     weights = 4 * network.parameters
     frozen = weights // (2 if stage.frozen_precision == "bf16" else 1) if isinstance(stage, TruncatedStage) else 0
@@ -203,10 +207,11 @@ def _measure(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), labels, masks if config.dropout else None)
 
         one, two = _SavedBytes(parameters), _SavedBytes(parameters)
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(one.pack, lambda tensor: tensor):
+        with FlopCounterMode(display=False) as counter:
             forward(1)
-        with saved_tensors_hooks(two.pack, lambda tensor: tensor):
-            forward(2)
+        for batch, saved in ((1, one), (2, two)):
+            with _FusedAttention(), saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+                forward(batch)
     per_image = two.total() - one.total()
     return _NetworkCost(
         sum(parameter.numel() for parameter in parameters),
@@ -214,6 +219,21 @@ def _measure(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int
         saved_once=one.total() - per_image,
         saved_per_image=per_image,
     )
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention by a fused kernel, which torch would not choose on the meta device: it keeps far less."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*arguments)[0]
+        return function(*arguments, **(options or {}))
 
 
 class _SavedBytes:

@@ -2,8 +2,8 @@
 
 import sys
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -90,8 +90,9 @@ def _type_name(annotation: Any) -> str:
         return ", ".join(f"`{toml_value(argument)}`" for argument in arguments)
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
-    if NoneType in arguments:
-        return _type_name(next(argument for argument in arguments if argument is not NoneType)) + ' or `"none"`'
+    if origin in (Union, UnionType):
+        names = dict.fromkeys(_type_name(argument) for argument in arguments if argument is not NoneType)
+        return " or ".join([*names, *(['`"none"`'] if NoneType in arguments else [])])
     if annotation in NAMES:
         return NAMES[annotation]
     return "table"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tcm.errors import TcmError, describe_validation
 from tcm.recipes.schema import Recipe
+from tcm.recipes.stages.base import CONTINUE
 
 Tree = dict[str, Any]
 
@@ -190,14 +191,15 @@ def _stages(tree: Tree) -> Mapping[str, Any]:
 def _value(text: str, present: object) -> object:
     """TOML where it is TOML (numbers, true, lists, tables, quoted strings), else the text itself.
 
-    What stands in the place of text stays text: `data.path=2024` is a folder's name.
+    What replaces text stays text: `data.path=2024` is a folder's name. Words that stand for a number do not count.
     """
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    return text if len(parsed) > 1 or (isinstance(present, str) and not isinstance(value, str)) else value
+    replaces_text = isinstance(present, str) and present not in (UNSET, CONTINUE)
+    return text if len(parsed) > 1 or (replaces_text and not isinstance(value, str)) else value
 
 
 def _in_order(tree: Tree, source: str) -> Tree:

@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tcm.errors import TcmError
+from tcm.method.curriculum import SMALLEST_R
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
-from tcm.recipes.stages.base import Count, Positive
+from tcm.recipes.stages.base import CONTINUE, Count, Positive
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -18,12 +19,20 @@ RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 class DataSpec(Spec):
     """The images to learn from."""
 
-    path: str = Field(description='a file, folder or name of a data set; "digits" is bundled')
+    path: str = Field(
+        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order'
+    )
     flip: bool = Field(default=False, description="mirror half of the images")
     channels: Literal[1, 3] | None = Field(
         default=None, description="convert to 1 (grey) or 3 (RGB); unset: as they are"
     )
-    workers: int = Field(default=0, ge=0, description="processes that read images; 0 reads in the training process")
+    workers: int = Field(
+        default=0, ge=0, description="processes (for a stream: threads) that read images ahead; 0: the training process"
+    )
+    lanes: Count = Field(
+        default=8, description="shards of a stream that are read side by side; the processes share them evenly"
+    )
+    window: Count = Field(default=4096, description="images of a stream that are shuffled together")
 
 
 def _default_second_time(fields: dict[str, Any]) -> float:
@@ -66,6 +75,7 @@ class Recipe(Setting):
             _build(self, name, stage)
             for role in roles_of(self, name).values():
                 _check_role(self, name, role)
+            _check_offset(self, name, stage)
         _check_second_time(self)
         return self
 
@@ -96,6 +106,29 @@ def source_stage(recipe: Recipe, name: str, role: Role) -> str | None:
     return role.source if role.source in before else None
 
 
+def offset_of(recipe: Recipe, name: str) -> int:
+    """The steps that a stage's schedule and power averages count before its first.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> offset_of(resolve("imagenet64-s"), "truncated")
+    150000
+    """
+    offset = recipe.stages[name].schedule_offset
+    if isinstance(offset, int):
+        return offset
+    source = source_stage(recipe, name, roles_of(recipe, name)["student"])
+    assert source is not None, "a recipe's checks see to it"
+    return offset_of(recipe, source) + recipe.stages[source].steps
+
+
+def _check_offset(recipe: Recipe, name: str, stage: Stage) -> None:
+    if stage.schedule_offset == CONTINUE and source_stage(recipe, name, roles_of(recipe, name)["student"]) is None:
+        raise TcmError(
+            f"{name}.schedule_offset='{CONTINUE}' counts on from an earlier stage, and init={stage.init!r} names none; "
+            f"give the number of steps that the model was trained for, such as schedule_offset=150000"
+        )
+
+
 def _build(recipe: Recipe, name: str, stage: Stage) -> None:
     """Build the objective and its table of times: what the method refuses, a recipe cannot hold."""
     try:
@@ -108,6 +141,8 @@ def _check_whole(recipe: Recipe) -> None:
     """What concerns more than one stage."""
     if recipe.t_min >= recipe.t_max:
         raise TcmError(f"t_min={recipe.t_min} must lie below t_max={recipe.t_max}")
+    if recipe.t_min <= SMALLEST_R:
+        raise TcmError(f"t_min={recipe.t_min} must lie above {SMALLEST_R}, the lowest time of a pair; use 0.002")
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(Recipe.model_fields):
             raise TcmError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tcm.devices import best_device
+from tcm.devices import best_device, fp32_products
 from tcm.errors import TcmError
 from tcm.evaluation.features import weights_hash
 from tcm.evaluation.sampling import Sampling, quantise
@@ -79,6 +79,7 @@ class ObservedRun:
     showpiece: Showpiece | None
 
 
+@fp32_products("ieee")
 def observe_run(record: RunRecord) -> ObservedRun:
     """Draw the pictures of each finished stage; a model that gives none says why."""
     drawings: list[StageDrawings] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from tcm.data import atomic_write
 from tcm.report import curves, galleries, summary
 from tcm.report.drawing import ObservedRun
+from tcm.report.rounding import rounding
 
 
 def render(runs: Sequence[ObservedRun]) -> str:
@@ -25,6 +26,7 @@ def render(runs: Sequence[ObservedRun]) -> str:
         galleries.paths(runs),
         curves.trade_off(runs),
         curves.stability(runs),
+        rounding(runs),
         curves.losses(runs),
         galleries.interpolations(runs),
         galleries.neighbours(runs),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -29,15 +29,24 @@ from tcm.weights.folders import publish
 CHECKSUMS, POSITION, ASIDE = "checksums.json", "position.json", ".writing-"
 
 
-class Position(BaseModel):
-    """Where a stage stands, besides its tensors."""
+class LearnerPosition(BaseModel):
+    """Where one network's training stands, besides its tensors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    step: int
-    retry: int = 0
     guard: GuardState = GuardState()
     scaler: dict[str, int | float] = {}
+
+
+class Position(LearnerPosition):
+    """Where a stage stands, besides its tensors; `guard` and `scaler` are the student's."""
+
+    step: int
+    retry: int = 0
+    others: dict[str, LearnerPosition] = {}
+    """The other networks that are trained."""
+    data: dict[str, JsonValue] | None = None
+    """The position in the stream that the data come from; data sets by index need none."""
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,22 @@
 """The loop of one stage: steps, metrics, samples, checkpoints, and what happens when something goes wrong."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from tcm.data.grid import save_grid
-from tcm.data.loader import Batches
+from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
 from tcm.devices import peak_memory
 from tcm.errors import TcmError
 from tcm.method.objectives import Consistency, TruncatedConsistency
 from tcm.method.preconditioning import c_skip
 from tcm.recipes.fields import ConsistencyStage
-from tcm.training.checkpoint import Checkpoints
+from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Tracker, Window
+from tcm.training.noise import GOOD, measure_noise, refuse_noise
 from tcm.training.optimization import learning_rate
 from tcm.training.progress import StageProgress
 from tcm.training.signals import StopRequest
@@ -32,7 +34,7 @@ class Fit:
     """A stage being trained: `run` takes it from where its newest checkpoint stands to its last step."""
 
     trainer: Trainer
-    batches: Batches
+    batches: BatchSource
     card: ModelCard
     folder: Path
     checkpoints: Checkpoints
@@ -43,10 +45,11 @@ class Fit:
     def run(self, stop: StopRequest) -> bool:
         """Train to the last step; false if a signal asked to stop before it, with all that is needed to go on saved."""
         stage = self.trainer.stage
-        step = self._start()
-        batches, window, returns = self.batches.starting_at(step), Window(), 0
+        position = self._start()
+        step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
         while step < stage.steps:
-            record = self.trainer.step(step, next(batches), bool(stop))
+            loaded = next(batches)
+            record = self.trainer.step(step, loaded, bool(stop))
             step += 1
             done = step == stage.steps
             self.progress.at(step)
@@ -56,42 +59,71 @@ class Fit:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
                 returns += 1
-                step = self._go_back(step, record, returns)
-                batches, window = self.batches.starting_at(step), Window()
+                position = self._go_back(step, record, returns)
+                step, batches, window = position.step, self._batches_from(position), Window()
                 continue
             if (step % stage.log_every == 0 or done) and window.steps:
                 self._report(step, window)
                 window = Window()
             if self._samples_at(step):
-                self._sample(step)
+                with window.paused():
+                    self._sample(step, loaded)
             if done or record.stop or self._checkpoint_at(step):
-                self.checkpoints.save(self.trainer.tensors(), self.trainer.position(step))
+                with window.paused():
+                    self._save(step, loaded.resume)
                 returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
                 return False
         return True
 
-    def _start(self) -> int:
-        """The step to begin with: the newest checkpoint's, or 0 with a checkpoint to go back to."""
+    def _batches_from(self, position: Position) -> Iterator[LoadedBatch]:
+        with self.trainer.processes.agreeing():
+            return self.batches.starting_at(position.step, position.data)
+
+    def _save(self, step: int, resume: Resume | None) -> None:
+        """Write a checkpoint; `resume` is this process's part of the position in a stream."""
+        parts = [] if resume is None else self.trainer.processes.gather(resume)
+        data = {key: value for part in parts for key, value in part.items()} or None
+        position = self.trainer.position(step).model_copy(update={"data": data})
+        self.checkpoints.save(self.trainer.tensors(), position)
+
+    def _start(self) -> Position:
+        """Where to begin: at the newest checkpoint, or at step 0 with a checkpoint to go back to."""
         newest = self.checkpoints.newest()
-        step = 0
-        if newest.path is None:
-            self.checkpoints.save(self.trainer.tensors(), self.trainer.position(0))
-        else:
+        position, recorded = Position(step=0), -1
+        if newest.path is not None:
             position = self.checkpoints.load(newest.path, self.trainer.tensors())
             self.trainer.restore(position)
-            step = position.step
+            recorded = position.step
+        step = position.step
         if self.metrics is not None:
-            self.metrics.rewind(step, keep_events=False)
+            self.metrics.rewind(recorded, keep_events=False)
+        if newest.path is None:
+            self._check_precision()
+            self._save(0, None)
         for damage in newest.damage:
             self._event(step, "damaged", damage)
         if step or newest.damage:
             self.progress.say(f"going on from step {step}")
         self.progress.begin(step)
-        return step
+        return position
 
-    def _go_back(self, step: int, record: StepRecord, returns: int) -> int:
+    def _check_precision(self) -> None:
+        """Measure and record what a precision other than fp32 does to this stage; refuse one that leaves noise."""
+        stage, edges = self.trainer.stage, self.trainer.bin_edges
+        if stage.precision == "fp32":
+            return
+        noise = measure_noise(self.trainer, self.batches)
+        self._write(noise.line())
+        self.progress.say(noise.describe(edges))
+        if not stage.accept_noise:
+            with self.trainer.processes.agreeing():
+                refuse_noise(self.card.provenance.stage or "", noise)
+        if noise.lowest < GOOD:
+            self._event(0, "noise", f"rounding to {stage.precision} is part of what this stage learns from")
+
+    def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
         retry, skipped = trainer.retry + 1, trainer.guard.skipped
@@ -112,7 +144,7 @@ class Fit:
             self.metrics.rewind(position.step, keep_events=True)
         self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
         self.progress.begin(position.step)
-        return position.step
+        return position
 
     def _remedy(self) -> str:
         stage = self.trainer.stage
@@ -127,7 +159,7 @@ class Fit:
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
         values = window.summary() | {
-            "learning_rate": learning_rate(trainer.stage, step - 1),
+            "learning_rate": learning_rate(trainer.stage, step - 1, trainer.schedule_offset),
             "skipped": trainer.guard.skipped,
             "memory": peak_memory(trainer.processes.device),
         }
@@ -146,8 +178,8 @@ class Fit:
             return False
         return step % stage.sample_every == 0 or step == stage.steps
 
-    def _sample(self, step: int) -> None:
-        """Write a grid of fixed seeds made with the averaged weights, and watch for collapse."""
+    def _sample(self, step: int, loaded: LoadedBatch) -> None:
+        """Write a grid of fixed seeds made with the averaged weights, and watch for collapse beside the data."""
         with self.trainer.averaged():
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
         if not self.trainer.processes.first:
@@ -157,7 +189,7 @@ class Fit:
         self.progress.say(f"step {step}: samples in {path}")
         spread = float(images.std(0).mean())
         self._write({"step": step, "spread": spread})
-        of_data = float(to_float(self.batches.at(0).images).std(0).mean())
+        of_data = float(to_float(loaded.images).std(0).mean())
         T = torch.tensor(self.card.t_max)
         of_noise = float(c_skip(T, self.card.sigma_data) * T)
         if self.card.kind != "diffusion" and spread < of_noise + COLLAPSE * of_data:

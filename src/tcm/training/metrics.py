@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import log
@@ -34,7 +35,7 @@ def time_bins(t_min: float, t_max: float) -> Tensor:
 
 @dataclass
 class Window:
-    """The steps since the last line of metrics."""
+    """The steps since the last line of metrics; their time does not count what is done while paused."""
 
     steps: int = 0
     images: int = 0
@@ -42,7 +43,7 @@ class Window:
     largest_gradient: float = 0.0
     bin_sums: list[float] = field(default_factory=lambda: [0.0] * TIME_BINS)
     bin_counts: list[float] = field(default_factory=lambda: [0.0] * TIME_BINS)
-    since: float = field(default_factory=time.perf_counter)
+    since: float = field(default_factory=lambda: time.perf_counter())
 
     def add(self, losses: dict[str, float], gradient_norm: float, bins: Sequence[float], images: int) -> None:
         """Take in one step; `bins` holds the sums of the loss by t, then the counts."""
@@ -53,6 +54,15 @@ class Window:
         self.largest_gradient = max(self.largest_gradient, gradient_norm)
         self.bin_sums = [a + b for a, b in zip(self.bin_sums, bins[:TIME_BINS], strict=True)]
         self.bin_counts = [a + b for a, b in zip(self.bin_counts, bins[TIME_BINS:], strict=True)]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block runs, no time passes for the window."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.since += time.perf_counter() - began
 
     def summary(self) -> dict[str, Any]:
         """Means over the window."""

@@ -34,14 +34,14 @@ def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimiz
     return optimizer
 
 
-def learning_rate(stage: Stage, step: int) -> float:
+def learning_rate(stage: Stage, step: int, offset: int = 0) -> float:
     """α_ref/√max(i/i_ref, 1) for the inverse-square-root schedule, after a linear warm-up. TCM App. F.
 
-    Steps count from 0.
+    The stage's steps count from 0; the schedule counts `offset` steps before them.
     """
     rate = stage.learning_rate
     if stage.schedule == "inverse_sqrt" and stage.schedule_reference is not None:
-        rate /= sqrt(max(step / stage.schedule_reference, 1))
+        rate /= sqrt(max((offset + step) / stage.schedule_reference, 1))
     if step < stage.warmup:
         rate *= (step + 1) / stage.warmup
     return rate

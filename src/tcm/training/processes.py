@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from tcm.devices import available_devices, best_device
 from tcm.errors import TcmError
 from tcm.method.preconditioning import Denoiser
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
+    def gather(self, value: T) -> list[T]:
+        """The `value` of each process, in the order of their ranks."""
+        values = [value] * self.count
+        if self.count > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     @contextmanager
     def agreeing(self) -> Iterator[None]:
         """All wait for one another at the end of the block, and an error of one is the error of all.
@@ -55,8 +65,7 @@ class Processes:
             yield
         except TcmError as caught:
             error = caught
-        messages: list[str | None] = [None] * self.count
-        dist.all_gather_object(messages, None if error is None else str(error))
+        messages = self.gather(None if error is None else str(error))
         message = next((message for message in messages if message is not None), None)
         if message is not None and self.first:
             raise TcmError(message) from error

@@ -11,22 +11,23 @@ from filelock import BaseFileLock, FileLock, Timeout
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
-from tcm.data import Dataset, open_dataset
+from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
 from tcm.data.files import atomic_write
-from tcm.data.loader import Batches
 from tcm.errors import TcmError
 from tcm.method.objectives import Models
 from tcm.recipes.fields import DiffusionStage, TruncatedStage
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, objective_of
+from tcm.recipes.schema import Recipe, objective_of, offset_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
+from tcm.training.origin import notes_of_data
+from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
-from tcm.training.start import Sources, StageModels, card_of, stage_models
+from tcm.training.start import Sources, StageModels, card_of, check_run, stage_models
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
@@ -65,44 +66,54 @@ class Run:
 
         Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
         """
-        with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
+        with (
+            stop_requests(patient=self.processes.count > 1) as stop,
+            _only_one(self.folder, self.processes),
+            ExitStack() as opened,
+        ):
             with self.processes.agreeing():
                 self._check_processes()
                 _check_recipe(self.recipe, self.folder)
                 init = _noted_init(self.settings.init, self.folder)
-                dataset = open_dataset(self.recipe.data.path, channels=self.recipe.data.channels)
-                classes = _check_data(self.recipe, dataset)
+                data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
+                classes = _check_data(self.recipe, data)
+                batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
+                folders = stage_folders(self.recipe, self.folder)
+                cards = {name: card_of(self.recipe, name, data.shape, classes) for name in folders}
+                check_run(self.recipe, cards, folders, init)
             done: dict[str, Path] = {}
-            for name, folder in stage_folders(self.recipe, self.folder).items():
+            models_here = [folder / "model" for folder in folders.values()]
+            notes = opened.enter_context(notes_of_data(data, models_here, self.processes.first, self.console))
+            for name, folder in folders.items():
                 if not (folder / "model").is_dir():
-                    card = card_of(self.recipe, name, dataset.shape, classes)
+                    card = notes.on(cards[name])
                     with self.processes.agreeing():
                         models = stage_models(self.recipe, name, card, Sources(done, init))
                         if self.processes.first:
                             _note(self.folder, self.recipe, init)
-                    if not self._train_stage(name, folder, dataset, card, models, stop):
+                    if not self._train_stage(name, folder, batches[name], card, models, stop):
                         return False
                 done[name] = folder / "model"
+                notes.add(done[name])
                 self.processes.wait()
+            notes.finish(stop)
             return True
 
     def _train_stage(
-        self, name: str, folder: Path, dataset: Dataset, card: ModelCard, models: StageModels, stop: StopRequest
+        self,
+        name: str,
+        folder: Path,
+        batches: BatchSource,
+        card: ModelCard,
+        models: StageModels,
+        stop: StopRequest,
     ) -> bool:
         stage = self.recipe.stages[name]
         trainer = self._trainer(name, models)
-        batches = Batches(
-            dataset,
-            seed=self.recipe.seed,
-            batch=stage.batch,
-            flip=self.recipe.data.flip,
-            rank=self.processes.rank,
-            world=self.processes.count,
-            workers=self.recipe.data.workers,
-        )
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
+            opened.enter_context(products(stage.precision))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:
@@ -116,8 +127,24 @@ class Run:
             progress = opened.enter_context(stage_progress(self.console, folder.name, stage.steps))
             finished = Fit(trainer, batches, card, folder, checkpoints, progress, metrics, trackers).run(stop)
             if finished:
-                self._save_model(trainer, card, dataset, folder / "model")
+                self._save_model(trainer, card, folder / "model")
         return finished
+
+    def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
+        seed, spec, rank, world = self.recipe.seed, self.recipe.data, self.processes.rank, self.processes.count
+        if isinstance(data, Dataset):
+            return Batches(data, seed=seed, batch=batch, flip=spec.flip, rank=rank, world=world, workers=spec.workers)
+        return StreamBatches(
+            data,
+            seed=seed,
+            batch=batch,
+            flip=spec.flip,
+            rank=rank,
+            world=world,
+            workers=spec.workers,
+            lanes=spec.lanes,
+            window=spec.window,
+        )
 
     def _trainer(self, name: str, models: StageModels) -> Trainer:
         """Place the models on the device, shard and compile them as the run wants it."""
@@ -126,7 +153,7 @@ class Run:
             if helper is not None:
                 helper.to(device).denoiser.requires_grad_(False)
         if isinstance(stage, TruncatedStage) and models.frozen is not None and stage.frozen_precision == "bf16":
-            models.frozen.denoiser.network.to(torch.bfloat16)
+            store_in_bfloat16(models.frozen.denoiser.network)
         student = models.student.to(device).denoiser
         everyone = [student, *(helper.denoiser for helper in (models.frozen, models.teacher) if helper is not None)]
         for denoiser in everyone:
@@ -145,15 +172,15 @@ class Run:
             self.processes,
             seed=(self.recipe.seed, name),
             bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
+            schedule_offset=offset_of(self.recipe, name),
         )
 
-    def _save_model(self, trainer: Trainer, card: ModelCard, dataset: Dataset, folder: Path) -> None:
+    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
         """Write the stage's first average as its model."""
         weights = {name: _whole(tensor) for name, tensor in trainer.averages[0].state_dict().items()}
         if self.processes.first:
-            provenance = card.provenance.model_copy(update={"data": dataset.content_hash()})
             with torch.device("meta"):
-                model = Model.fresh(card.model_copy(update={"provenance": provenance}))
+                model = Model.fresh(card)
             model.denoiser.load_state_dict(weights, assign=True)
             model.save(folder)
 
@@ -195,12 +222,18 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
 
 
 def _check_recipe(recipe: Recipe, run: Path) -> None:
-    """An existing run goes on only with its own recipe."""
+    """An existing run resumes only with its own recipe; a stage that has not begun may still change."""
     path = run / RECIPE_FILE
-    differing = differences(resolve(str(path)), recipe) if path.exists() else []
+    found = differences(resolve(str(path)), recipe) if path.exists() else []
+    ahead = tuple(f"{name}." for name, folder in stage_folders(recipe, run).items() if not _begun(folder))
+    differing = [difference for difference in found if not difference.startswith(ahead)]
     if differing:
         remedy = "use the run's own recipe or another --run"
         raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
+
+
+def _begun(stage: Path) -> bool:
+    return (stage / "state").exists() or (stage / "model").exists()
 
 
 def _noted_init(given: str | None, run: Path) -> str | None:
@@ -217,25 +250,27 @@ def _noted_init(given: str | None, run: Path) -> str | None:
 def _note(run: Path, recipe: Recipe, init: str | None) -> None:
     """Write down what the run is, once all has been found to fit."""
     for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
-        if text is not None and not (run / name).exists():
+        if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
             with disk_errors(run / name), atomic_write(run / name) as file:
                 file.write(text.encode())
 
 
-def _check_data(recipe: Recipe, dataset: Dataset) -> int:
+def _check_data(recipe: Recipe, data: Dataset | Stream) -> int:
     """Check that the data is what the recipe says; returns the number of classes that the network is told."""
-    if recipe.image_shape is not None and dataset.shape != recipe.image_shape:
+    if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(dataset.shape)}, and image_shape is "
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
-    if recipe.conditional and not dataset.classes:
+    if recipe.conditional and isinstance(data, Stream) and data.labelled and not data.classes:
+        raise TcmError(f"data.path={recipe.data.path} has labels but does not say how many classes; set classes")
+    if recipe.conditional and not data.classes:
         raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
-    if recipe.classes is not None and dataset.classes != recipe.classes:
+    if recipe.classes is not None and data.classes != recipe.classes:
         raise TcmError(
-            f"data.path={recipe.data.path} has {dataset.classes} classes, and classes={recipe.classes}; correct it"
+            f"data.path={recipe.data.path} has {data.classes} classes, and classes={recipe.classes}; correct it"
         )
-    return dataset.classes if recipe.conditional else 0
+    return data.classes if recipe.conditional else 0
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, SLURM's pre-emption signal SIGUSR1."""
+"""Signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, SLURM's pre-emption SIGUSR1 (not on Windows)."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
 
 
 class StopRequest:

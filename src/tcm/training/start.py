@@ -1,38 +1,53 @@
 """Where a stage's models come from: scratch, an earlier stage, the model given with --init, a model folder."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from tcm.errors import TcmError
 from tcm.method.objectives import TruncatedConsistency
 from tcm.method.streams import derive_seed
-from tcm.recipes.fields import DiffusionStage, PairsStage, TruncatedStage, time_range
+from tcm.recipes.fields import DiffusionStage, PairsStage, Stage, TruncatedStage, time_range
 from tcm.recipes.schema import Recipe, network_of, objective_of
-from tcm.weights import Model, ModelCard, Provenance, load
+from tcm.weights import Model, ModelCard, Provenance, inspect, load
+
+Role = Literal["init", "frozen", "teacher"]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The models that a recipe's words refer to: `folders` of the stages done so far, and the one given with --init."""
+    """The models that a recipe's words refer to: those of `earlier` stages, and the one given with --init.
 
-    folders: dict[str, Path]
+    An earlier stage stands for the folder of its model or, while it is still to come, for the card of that model.
+    """
+
+    earlier: Mapping[str, Path | ModelCard]
     init: str | None
 
     def model(self, key: str, reference: str) -> Model:
         """The model that `reference`, the value of the recipe's `key`, stands for."""
+        found = self._find(key, reference)
+        assert not isinstance(found, ModelCard), "stages are trained in order"
+        return load(found)
+
+    def card(self, key: str, reference: str) -> ModelCard:
+        """The card of that model; its weights are checked to be there, and not read."""
+        found = self._find(key, reference)
+        return found if isinstance(found, ModelCard) else inspect(found)
+
+    def _find(self, key: str, reference: str) -> Path | str | ModelCard:
         if reference == "previous":
-            if self.folders:
-                return Model.load(list(self.folders.values())[-1])
+            if self.earlier:
+                return list(self.earlier.values())[-1]
             reference = "init"
         if reference == "init":
             if self.init is None:
                 raise TcmError(f"{key} needs the model that the run starts from; give it with --init MODEL")
-            return load(self.init)
-        if reference in self.folders:
-            return Model.load(self.folders[reference])
-        return load(reference)
+            return self.init
+        return self.earlier.get(reference, reference)
 
 
 @dataclass(frozen=True)
@@ -44,25 +59,61 @@ class StageModels:
     teacher: Model | None
 
 
+def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[str, Path], init: str | None) -> None:
+    """Refuse now what any stage of a run that is not done would refuse when it starts: a network, a model."""
+    earlier: dict[str, Path | ModelCard] = {}
+    for name, folder in folders.items():
+        if (folder / "model").is_dir():
+            earlier[name] = folder / "model"
+            continue
+        with torch.device("meta"):
+            Model.fresh(cards[name])
+        for role, reference in references(recipe.stages[name]).items():
+            given = Sources(earlier, init).card(f"{name}.{role}", reference)
+            check_role(recipe, name, role, given, cards[name])
+        earlier[name] = cards[name]
+
+
 def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> StageModels:
     """The models of a stage, each checked to fit."""
-    stage = recipe.stages[name]
     student = _fresh(card, recipe.seed, name)
+    given: dict[Role, Model] = {}
+    for role, reference in references(recipe.stages[name]).items():
+        given[role] = sources.model(f"{name}.{role}", reference)
+        check_role(recipe, name, role, given[role].card, card)
+    if "init" in given:
+        _copy_weights(given["init"], student)
+    return StageModels(student, given.get("frozen"), given.get("teacher"))
+
+
+def references(stage: Stage) -> dict[Role, str]:
+    """The models that a stage needs, each in the recipe's words.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> references(resolve("digits").stages["truncated"])
+    {'init': 'previous', 'frozen': 'previous', 'teacher': 'diffusion'}
+    """
+    found: dict[Role, str] = {}
     if stage.init != "scratch":
-        source = sources.model(f"{name}.init", stage.init)
-        _check_fits(f"{name}.init={stage.init}", source.card, card)
-        _copy_weights(source, student)
-    frozen = teacher = None
-    objective = objective_of(recipe, stage)
-    if isinstance(stage, TruncatedStage) and isinstance(objective, TruncatedConsistency):
-        frozen = sources.model(f"{name}.frozen", stage.frozen)
-        what = f"{name}.frozen={stage.frozen}"
-        _check_fits(what, frozen.card, card)
-        _check_frozen(what, objective, frozen.card)
+        found["init"] = stage.init
+    if isinstance(stage, TruncatedStage):
+        found["frozen"] = stage.frozen
     if isinstance(stage, PairsStage) and stage.teacher is not None:
-        teacher = sources.model(f"{name}.teacher", stage.teacher)
-        _check_teacher(f"{name}.teacher={stage.teacher}", teacher.card, card)
-    return StageModels(student, frozen, teacher)
+        found["teacher"] = stage.teacher
+    return found
+
+
+def check_role(recipe: Recipe, name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
+    """Refuse a model that cannot play this role in a stage that makes the model `wanted`."""
+    stage = recipe.stages[name]
+    what = f"{name}.{role}={references(stage)[role]}"
+    if role == "teacher":
+        _check_teacher(what, given, wanted)
+        return
+    _check_fits(what, given, wanted)
+    objective = objective_of(recipe, stage)
+    if role == "frozen" and isinstance(objective, TruncatedConsistency):
+        _check_frozen(what, objective, given)
 
 
 def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int) -> ModelCard:

@@ -1,31 +1,26 @@
 """One stage's state and one step of it."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from tcm.data.loader import LoadedBatch
 from tcm.data.pixels import to_float
 from tcm.devices import to_device
-from tcm.method.averaging import Average
+from tcm.method.averaging import follow
+from tcm.method.conditions import Labels
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams, derive_seed
-from tcm.recipes.fields import Stage
-from tcm.recipes.schema import decay_of
+from tcm.recipes.stages import Role, Stage
 from tcm.training.checkpoint import Position
-from tcm.training.guard import GuardState, Verdict, judge
+from tcm.training.guard import Verdict
+from tcm.training.learner import Learner
 from tcm.training.metrics import TIME_BINS
-from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.precision import autocast
 from tcm.training.processes import Processes
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -40,23 +35,10 @@ class StepRecord:
     stop: bool
 
 
-class LossModule(nn.Module):
-    """The objective as a module: one forward pass for each backward pass, as DistributedDataParallel needs it."""
-
-    def __init__(self, objective: Objective, models: Models) -> None:
-        super().__init__()
-        self.student = models.student
-        self.objective, self.models = objective, models
-
-    def forward(self, batch: Batch, step: int, streams: SampleStreams) -> Losses:
-        """The objective's losses."""
-        return self.objective.loss(self.models, batch, step, streams)
-
-
 class Trainer:
-    """The student of a stage with its optimiser, averages, loss scaling and guard.
+    """The models of a stage, those that learn and those that help, and its steps.
 
-    All randomness is a function of (seed, stage, retry, step, place in the global batch).
+    All randomness is a function of (seed, stage, retry, step, index in the global batch).
     """
 
     def __init__(
@@ -64,45 +46,54 @@ class Trainer:
         stage: Stage,
         objective: Objective,
         models: Models,
+        roles: Mapping[str, Role],
         processes: Processes,
         seed: tuple[int, str],
         bin_edges: Tensor,
+        schedule_offset: int = 0,
     ) -> None:
-        self.stage, self.objective, self.processes = stage, objective, processes
+        self.stage, self.objective, self.models, self.processes = stage, objective, models, processes
         self.seed, self.bin_edges = seed, bin_edges
-        self.student = models.student
-        self.loss: nn.Module = LossModule(objective, models)
-        self.sharded = isinstance(self.student, FSDPModule)
-        if processes.count > 1 and not self.sharded:
-            self.loss = DistributedDataParallel(self.loss)
-        self.optimizer = build_optimizer(stage, self.student.parameters())
-        self.averages = [Average(self.student, decay_of(spec)) for spec in stage.averages]
-        self.scaler = GradScaler(
-            processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=stage.precision == "fp16"
-        )
-        self.guard = GuardState()
+        self.learners = {
+            name: Learner(name, stage, objective, models, processes, schedule_offset)
+            for name, role in roles.items()
+            if role.trained
+        }
+        self.followers = {name: role.follows for name, role in roles.items() if role.follows is not None}
+        self.learner = self.learners["student"]
+        self.student = models["student"]
         self.retry = 0
 
     def step(self, step: int, loaded: LoadedBatch, stop: bool = False) -> StepRecord:
-        """One update: loss, backward, clip, optimiser, averages. The guard decides whether it is made."""
-        self.student.network.normalize_weights()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.stage, step)
-        self.optimizer.zero_grad(set_to_none=True)
-        names, values = self._backward(step, loaded, stop)
-        self.scaler.unscale_(self.optimizer)
-        # The one copy back from the device: the guard has to see the numbers before the update.
-        *numbers, stops, gradient_norm = torch.cat([values, self._clip()]).tolist()
-        losses, bins, stop = dict(zip(names, numbers, strict=False)), numbers[len(names) :], stops > 0
-        self.guard, verdict, reason = judge(self.stage.guard, self.guard, losses["loss"], gradient_norm)
-        if verdict == "good":
-            self.scaler.step(self.optimizer)
-            for average in self.averages:
-                average.update(self.student, step + 1)
-        self.scaler.update()
-        return StepRecord(losses, gradient_norm, bins, verdict, reason, stop)
+        """The updates of all roles whose turn it is: loss, backward, clip, optimiser, averages.
 
-    def _backward(self, step: int, loaded: LoadedBatch, stop: bool) -> tuple[list[str], Tensor]:
+        The guard decides whether an update is made; the step's verdict is the gravest of its turns'.
+        """
+        due = [turn.role for turn in self.stage.turns if step % turn.every == 0]
+        records = [self._turn(self.learners[role], step, loaded, stop) for role in due]
+        losses = {name: value for record in records for name, value in record.losses.items()}
+        worst = max(records, key=lambda record: ("good", "skip", "go back").index(record.verdict))
+        own = records[due.index("student")] if "student" in due else worst
+        return StepRecord(
+            losses, own.gradient_norm, own.bins, worst.verdict, worst.reason, any(record.stop for record in records)
+        )
+
+    def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
+        for role, other in self.learners.items() if len(self.learners) > 1 else ():
+            other.denoiser.requires_grad_(role == learner.role)
+        learner.begin(step)
+        names, values = self._backward(learner, step, loaded, stop)
+        # The one copy back from the device: the guard has to see the numbers before the update.
+        *numbers, stops, gradient_norm = torch.cat([values, learner.clip()]).tolist()
+        losses, bins = dict(zip(names, numbers, strict=False)), numbers[len(names) :]
+        verdict, reason = learner.update(step, numbers[0], gradient_norm)
+        if verdict == "good":
+            for role, (followed, decay) in self.followers.items():
+                if followed == learner.role:
+                    follow(self.models[role], learner.denoiser, decay.beta(step + 1))
+        return StepRecord(losses, gradient_norm, bins, verdict, reason, stops > 0)
+
+    def _backward(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> tuple[list[str], Tensor]:
         """Gradients of the global batch's loss.
 
         Returns the names of the loss and its parts, and their values, followed by the loss by t and the number of
@@ -110,46 +101,34 @@ class Trainer:
         """
         names: list[str] = []
         shares = []
-        for micro, last in self._micro_batches(loaded):
-            streams = SampleStreams([self._sample_seed(step, index) for index in micro.places], self.processes.device)
-            with self._synchronising(last):
-                with self._autocast():
-                    losses: Losses = self.loss(micro, step, streams)
-                # Every process holds its share of a sum, and the gradients are averaged over processes.
-                torch.autograd.backward(self.scaler.scale(losses.total * self.processes.count))
+        for micro, last in self.micro_batches(loaded, self.stage.accumulation):
+            with learner.synchronising(last):
+                with autocast(self.stage.precision, self.processes.device):
+                    losses: Losses = learner.loss(micro, step, self.streams(step, micro, learner.role))
+                learner.backward(losses.total)
             names = ["loss", *losses.parts]
             parts = torch.stack([losses.total.detach(), *losses.parts.values()]).float()
             shares.append(torch.cat([parts, self._bin(losses)]))
         wants_stop = torch.full((1,), float(stop), device=self.processes.device)
-        return names, self.processes.sum(torch.cat([torch.stack(shares).sum(0), wants_stop]))
+        values = self.processes.sum(torch.cat([torch.stack(shares).sum(0), wants_stop]))
+        return names if learner.role == "student" else [f"{learner.role}.{name}" for name in names], values
 
-    def _micro_batches(self, loaded: LoadedBatch) -> Iterator[tuple[Batch, bool]]:
-        for index in range(self.stage.accumulation):
+    def micro_batches(self, loaded: LoadedBatch, parts: int) -> Iterator[tuple[Batch, bool]]:
+        """A batch in `parts`, on the device, each with whether it is the last."""
+        device = self.processes.device
+        for part in range(parts):
             # Every n-th sample, so that each micro-batch has its share of the boundary samples, which come first.
-            rows = slice(index, None, self.stage.accumulation)
-            known = loaded.labels if self.student.classes else None
-            labels = None if known is None else to_device(known[rows], self.processes.device)
-            x = to_float(to_device(loaded.images[rows], self.processes.device))
-            batch = Batch(x, labels, loaded.positions[rows], self.stage.batch)
-            yield batch, index == self.stage.accumulation - 1
+            rows = slice(part, None, parts)
+            known = loaded.labels if self.student.condition is not None else None
+            condition = None if known is None else Labels(known[rows]).to(device)
+            x = to_float(to_device(loaded.images[rows], device))
+            yield Batch(x, condition, loaded.index[rows], self.stage.batch), part == parts - 1
 
-    def _sample_seed(self, step: int, index: Tensor) -> int:
-        return derive_seed(*self.seed, self.retry, step, int(index))
-
-    @contextmanager
-    def _synchronising(self, last: bool) -> Iterator[None]:
-        """Exchange gradients only with the last micro-batch."""
-        if isinstance(self.student, FSDPModule):
-            self.student.set_requires_gradient_sync(last)
-        if isinstance(self.loss, DistributedDataParallel) and not last:
-            with self.loss.no_sync():
-                yield
-        else:
-            yield
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        dtype = PRECISIONS[self.stage.precision]
-        return nullcontext() if dtype == torch.float32 else torch.autocast(self.processes.device.type, dtype)
+    def streams(self, step: int, batch: Batch, turn: str = "student") -> SampleStreams:
+        """The random numbers of these samples at a step."""
+        turns = () if turn == "student" else (turn,)
+        seeds = [derive_seed(*self.seed, *turns, self.retry, step, int(index)) for index in batch.index]
+        return SampleStreams(seeds, self.processes.device)
 
     def _bin(self, losses: Losses) -> Tensor:
         """The sums of the weighted loss by t, then the counts."""
@@ -157,52 +136,30 @@ class Trainer:
         sums = torch.zeros(TIME_BINS, device=device).index_add_(0, to_device(where, device), losses.weighted.float())
         return torch.cat([sums, to_device(torch.bincount(where, minlength=TIME_BINS).float(), device)])
 
-    def _clip(self) -> Tensor:
-        """The norm of the gradient (1,), which is scaled down to the stage's limit if it has one."""
-        parameters = [parameter for parameter in self.student.parameters() if parameter.grad is not None]
-        # On a CPU torch takes the faster kernels only when asked to; it refuses them where there are none (Apple's).
-        foreach = True if self.processes.device.type == "cpu" else None
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=foreach)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if self.stage.clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=foreach)
-        return norm.float().view(1)
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """While the block runs, the student has the weights of its first average."""
-        self._exchange()
+        self.learner.exchange()
         try:
             yield
         finally:
-            self._exchange()
-
-    @torch.no_grad()
-    def _exchange(self) -> None:
-        mean = self.averages[0].state_dict()
-        for name, parameter in self.student.named_parameters():
-            current = parameter.detach().clone()
-            parameter.copy_(mean[name])
-            mean[name].copy_(current)
+            self.learner.exchange()
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a checkpoint needs, as views; scalars as vectors, as they are where weights are shared."""
-        out = {f"student.{name}": tensor.detach() for name, tensor in self.student.state_dict().items()}
-        for place, average in enumerate(self.averages):
-            out |= {f"average.{place}.{name}": tensor for name, tensor in average.state_dict().items()}
-        for name, parameter in self.student.named_parameters():
-            state = self.optimizer.state[parameter]
-            out |= {f"optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+        out = {name: tensor for learner in self.learners.values() for name, tensor in learner.tensors().items()}
+        for role in self.followers:
+            out |= {f"{role}.{name}": tensor.detach() for name, tensor in self.models[role].state_dict().items()}
         return {name: tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in out.items()}
 
     def position(self, step: int) -> Position:
         """What a checkpoint needs besides the tensors."""
-        scaler = self.scaler.state_dict() if self.scaler.is_enabled() else {}
-        return Position(step=step, retry=self.retry, guard=self.guard, scaler=scaler)
+        others = {role: learner.position() for role, learner in self.learners.items() if role != "student"}
+        own = self.learner.position()
+        return Position(step=step, retry=self.retry, guard=own.guard, scaler=own.scaler, others=others)
 
     def restore(self, position: Position) -> None:
-        """Take up a checkpoint's position; its tensors have been read in place."""
-        self.retry, self.guard = position.retry, position.guard
-        if position.scaler:
-            self.scaler.load_state_dict(dict(position.scaler))
+        """Resume from a checkpoint's position; its tensors have been read in place."""
+        self.retry = position.retry
+        for role, learner in self.learners.items():
+            learner.restore(position if role == "student" else position.others[role])

@@ -8,7 +8,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from tcm.errors import TcmError
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 
-__all__ = ["Model", "ModelCard", "Provenance", "load"]
+__all__ = ["Model", "ModelCard", "Provenance", "inspect", "load"]
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The models that come with the package."""
@@ -18,14 +18,28 @@ def load(path: str | Path) -> Model:
     """The model in a folder, one that comes with the package (`digits`), or of a Hugging Face hub id such as
     `someone/cifar10-tcm`. Nothing is unpickled.
     """
+    return Model.load(_find(path))
+
+
+def inspect(path: str | Path) -> ModelCard:
+    """The card of that model; its weights are downloaded and found to be whole, but not read.
+
+    >>> inspect("digits").kind
+    'truncated'
+    """
+    return Model.inspect(_find(path))
+
+
+def _find(path: str | Path) -> Path:
+    """The model's folder on this machine."""
     if Path(path).is_dir():
-        return Model.load(path)
+        return Path(path)
     if (BUNDLED / path).is_dir():
-        return Model.load(BUNDLED / path)
+        return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
         raise TcmError(f"{path} is not a folder; give a model folder, digits, or a hub id such as someone/model")
     try:
-        return Model.load(snapshot_download(str(path), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(snapshot_download(str(path), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TcmError(f"{path} is neither a folder nor a model that the hub offers ({reason})") from error

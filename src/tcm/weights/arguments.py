@@ -29,6 +29,10 @@ FIXED: dict[str, tuple[object, ...]] = {
     "res_balance": (0.3,),
     "attn_balance": (0.3,),
     "clip_act": (256,),
+    "attn_type": ("dot",),
+    "emb_norm": (False,),
+    "scale": (1.0,),
+    "learnable_scale": (False,),
 }
 # What the reference's classes take where an argument is not given.
 DEFAULTS: dict[str, dict[str, object]] = {
@@ -67,8 +71,9 @@ def checked(given: Mapping[str, object], path: Path) -> dict[str, object]:
     """The arguments that matter, each of a sound type and size; any other is an error that names it."""
     for name, allowed in FIXED.items():
         value = given.get(name, allowed[0])
-        if not isinstance(value, int | float | type(None)) or value not in allowed:
-            raise TcmError(f"{path}: {name} is not {allowed[0]}, and no other value is supported")
+        plain = isinstance(value, int | float | str | type(None))
+        if not plain or value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+            raise TcmError(f"{path}: {name} is not {allowed[0]!r}, and no other value is supported")
     matters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in given.items()

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
+from tcm.data.files import sync_folder
+
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
@@ -25,10 +27,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def publish(aside: Path, path: Path) -> None:
     """Bring the folder `aside` to the disk and rename it to `path`, in place of what is there."""
-    for file in aside.rglob("*"):
-        file.chmod(0o755 if file.is_dir() else 0o644)
-        _sync(file)
-    _sync(aside)
+    for inside in aside.rglob("*"):
+        inside.chmod(0o755 if inside.is_dir() else 0o644)
+        if inside.is_dir():
+            sync_folder(inside)
+        else:
+            with inside.open("r+b") as file:  # Windows syncs only what is open for writing
+                os.fsync(file.fileno())
+    sync_folder(aside)
     if path.exists():
         old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         path.rename(old / "old")
@@ -36,12 +42,4 @@ def publish(aside: Path, path: Path) -> None:
         shutil.rmtree(old)
     else:
         aside.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

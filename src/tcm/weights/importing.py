@@ -60,10 +60,13 @@ class Imported:
         return ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in self.found.weights.values()}))
 
 
-def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | None = None) -> Imported:
+def import_checkpoint(
+    path: Path, kind: Kind | None = None, t_prime: float | None = None, second_time: float | None = None
+) -> Imported:
     """The model in a checkpoint of EDM, EDM2, ECT, TCM or FastGen; nothing in the file is run.
 
     `kind` says what the weights were trained as where the file does not; a truncated model needs its `t_prime`.
+    Without a `second_time`, that of two sampling steps is the paper's for the data.
 
     >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")  # doctest: +SKIP
     """
@@ -77,6 +80,13 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
         )
     if t_prime is not None and not 0.002 < t_prime < 80:
         raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
+    low = t_prime or 0.002
+    if second_time is not None and chosen == "diffusion":
+        raise TcmError(
+            f"--second-time={second_time} is for consistency models, and this is a diffusion model; remove it"
+        )
+    if second_time is not None and not low <= second_time < 80:
+        raise TcmError(f"--second-time={second_time} must be at least {low} and below 80, where the model is defined")
     try:
         ignored = left_out(found.weights)
         config, image_shape, condition = parse_arguments(found.arguments)
@@ -98,11 +108,21 @@ def import_checkpoint(path: Path, kind: Kind | None = None, t_prime: float | Non
         t_min=denoiser.t_min,
         t_max=denoiser.t_max,
         t_prime=t_prime,
+        second_time=second_time or max(published_second_time(image_shape, classes), low),
         uncertainty=head.weight.numel() if head else 0,
         provenance=Provenance(imported_from=path.name, licence=found.licence),
     )
     parameters = sum(parameter.numel() for parameter in denoiser.network.parameters())
     return Imported(Model(denoiser, card), found, ignored, parameters)
+
+
+def published_second_time(image_shape: tuple[int, int, int], classes: int) -> float:
+    """The time of the second of two sampling steps in the paper, by the data: ImageNet-64, or anything else.
+
+    >>> published_second_time((3, 64, 64), 1000), published_second_time((3, 32, 32), 0)
+    (1.526, 1.0)
+    """
+    return 1.526 if (image_shape, classes) == ((3, 64, 64), 1000) else 1.0
 
 
 def read_checkpoint(path: Path) -> Found:

@@ -1,16 +1,18 @@
 """A model: a denoiser that knows its method, saved as a folder with config.json and model.safetensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tcm.devices import fp32_products
 from tcm.errors import TcmError, describe_validation
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
@@ -18,7 +20,7 @@ from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, Sample
 from tcm.method.streams import SampleStreams
 from tcm.networks import AnyNetwork
 from tcm.weights.folders import new_folder
-from tcm.weights.tensors import load_tensors
+from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -30,7 +32,7 @@ class Provenance(BaseModel):
     recipe: str | None = None
     stage: str | None = None
     step: int | None = None
-    data: str | None = Field(default=None, description="hash of the training data")
+    data: str | None = Field(default=None, description="hash of the training data; of a stream what identifies it")
     imported_from: str | None = None
     licence: str | None = None
 
@@ -112,20 +114,26 @@ class Model:
         """The model in a folder; nothing in it is executed."""
         folder = Path(path)
         card = read_card(folder / CONFIG_FILE)
-        weights = folder / WEIGHTS_FILE
-        try:
+        with _reading(folder / WEIGHTS_FILE) as weights:
             tensors = load_file(weights)
-        except FileNotFoundError as error:
-            raise TcmError(
-                f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}"
-            ) from error
-        except (SafetensorError, OSError) as error:
-            raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
         with torch.device("meta"):
             model = cls.fresh(card)
         model.denoiser.to_empty(device="cpu")
         load_tensors(model.denoiser, tensors, str(weights))
         return model
+
+    @classmethod
+    def inspect(cls, path: str | Path) -> ModelCard:
+        """The card of the model in a folder, whose weights are whole and fit it; they are not read into memory."""
+        folder = Path(path)
+        card = read_card(folder / CONFIG_FILE)
+        with torch.device("meta"):
+            denoiser = cls.fresh(card).denoiser
+            with _reading(folder / WEIGHTS_FILE) as weights, safe_open(weights, "pt") as file:
+                names = list(file.keys())
+                tensors = {name: torch.empty(file.get_slice(name).get_shape()) for name in names}
+        check_tensors(denoiser, tensors, str(weights))
+        return card
 
     def save(self, path: str | Path) -> None:
         """Write config.json and model.safetensors into a folder, which appears whole or not at all.
@@ -148,6 +156,7 @@ class Model:
         """How the model is sampled."""
         return HeunSampler() if self.card.sampler == "heun" else ConsistencySampler(self.card.second_time)
 
+    @fp32_products("ieee")
     def sample(
         self,
         count: int | None = None,
@@ -192,6 +201,17 @@ class Model:
                 raise TcmError(f"labels={labels} were given, and this model knows no classes; leave them out")
             return None
         return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
+
+
+@contextmanager
+def _reading(weights: Path) -> Iterator[Path]:
+    """Errors of a file of weights as those that a user can fix."""
+    try:
+        yield weights
+    except FileNotFoundError as error:
+        raise TcmError(f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
+    except (SafetensorError, OSError) as error:
+        raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
 
 
 def _check_replaceable(path: Path) -> None:

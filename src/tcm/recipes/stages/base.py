@@ -6,16 +6,28 @@ A stage owns its consequences: nothing outside its file asks which kind it is.
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tcm.errors import TcmError
-from tcm.method.averaging import ConstantDecay, Decay
+from tcm.method.averaging import ConstantDecay, Decay, PowerDecay
 from tcm.method.objectives import Objective
 from tcm.method.sampling import SamplerName
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import AnyNetwork
 from tcm.recipes.stages.roles import Role, Rows, Turn
 
+CONTINUE: Literal["continue"] = "continue"
+"""The schedule_offset of a stage that counts its steps on from those of the stage that it starts from."""
+
+
+def _offset(value: object) -> object:
+    if value == CONTINUE or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(f'must be a number of steps, 0 or more, or "{CONTINUE}"')
+
+
+Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -46,7 +58,7 @@ class Setting(Spec):
     network: AnyNetwork = Field(description="the network")
     sigma_data: Positive = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
     t_min: Positive = Field(default=0.002, description="lowest noise level")
-    t_max: Positive = Field(default=80.0, description="highest noise level T, where sampling begins")
+    t_max: float = Field(default=80.0, gt=0, le=1e6, description="highest noise level T, where sampling begins")
     conditional: bool = Field(default=False, description="whether the network is given the data set's labels")
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"
@@ -69,14 +81,23 @@ class Stage(Spec):
         description="learning rate over steps i; inverse_sqrt: divided by √max(i/schedule_reference, 1)",
     )
     schedule_reference: Count | None = Field(default=None, description="step after which inverse_sqrt begins to fall")
+    schedule_offset: Offset = Field(
+        default=0,
+        description="steps that inverse_sqrt and power averages count before this stage's first; "
+        "continue: those of the stage that the weights come from",
+    )
     warmup: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
     averages: tuple[Average, ...] = Field(
         default=(ConstantDecay(),),
         min_length=1,
         description="averages of the weights; the model folder holds the first",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="precision of the network's arithmetic; fp16 with dynamic loss scaling"
+    precision: Precision = Field(
+        default="fp32",
+        description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
+    )
+    accept_noise: bool = Field(
+        default=False, description="train although the precision's rounding drowns the gradient or the pairs"
     )
     clip: Positive | None = Field(default=None, description="largest gradient norm; a larger one is scaled down to it")
     compile: bool = Field(default=False, description="compile the network with torch.compile")
@@ -148,6 +169,12 @@ class Stage(Spec):
             )
         if self.warmup >= self.steps:
             raise TcmError(f"{name}.warmup={self.warmup} must be less than steps={self.steps}; shorten it")
+        counts_steps = self.schedule != "constant" or any(isinstance(decay, PowerDecay) for decay in self.averages)
+        if self.schedule_offset != 0 and not counts_steps:
+            raise TcmError(
+                f"{name}.schedule_offset={self.schedule_offset!r} has no effect on schedule='constant' and constant "
+                f"averages; remove it, or use schedule='inverse_sqrt' or a power average"
+            )
         low, high = self.span(setting)
         if not setting.t_min <= low < high <= setting.t_max:
             raise TcmError(

@@ -37,7 +37,7 @@ class TruncatedStage(PairsStage):
         "an earlier stage, or a model folder (with a slash)",
     )
     frozen_precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="precision of the frozen model's weights"
+        default="fp32", description="precision in which the frozen model's weights are stored"
     )
 
     collapse_remedy: ClassVar[str] = "raise w_b or rho"

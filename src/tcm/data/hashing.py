@@ -1,0 +1,189 @@
+"""Content hashes that are computed once: kept beside the data, and found again while its files stay as they are."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+import PIL
+
+from tcm.data.dataset import Dataset
+from tcm.data.files import atomic_write
+from tcm.data.opening import data_folder
+from tcm.errors import TcmError
+
+KEPT = ".tcm-hashes.json"
+SETTLED = 2 * 10**9
+"""Nanoseconds for which a file must not have changed: some file systems count its time of change in seconds."""
+_ANSWER = "from tcm.data.hashing import answer; answer()"
+
+
+@dataclass(frozen=True)
+class _Fingerprint:
+    """What stands for a data set that is not read: its files' names, sizes and times of change."""
+
+    folder: Path
+    """The folder that all files are in."""
+    key: str
+
+
+def hash_of(dataset: Dataset) -> str:
+    """A data set's `content_hash()`: looked up if its files have not changed since it was computed, else computed.
+
+    It is kept in the data's own folder, or in the cache folder if that cannot be written.
+
+    >>> hash_of(open_dataset("imagenet64.zip"))  # doctest: +SKIP
+    """
+    before = _fingerprint(dataset)
+    known = None if before is None else _look_up(before)
+    if known is not None:
+        return known
+    found = dataset.content_hash()
+    if before is not None and _fingerprint(dataset) == before:
+        _keep(before, found)
+    return found
+
+
+def _fingerprint(dataset: Dataset) -> _Fingerprint | None:
+    """None for images in memory, whose hash takes no decoding, and for files that have just been written."""
+    stored = dataset.stored()
+    paths = [] if stored is None else [os.path.abspath(file) for file in stored.files]
+    if stored is None or not paths:
+        return None
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    # Pillow's version: not all of them decode a JPEG to the same pixels.
+    described = [
+        dataset.count,
+        dataset.shape,
+        [broken.name for broken in dataset.skipped],
+        stored.part,
+        PIL.__version__,
+    ]
+    digest = hashlib.sha256(json.dumps(described).encode())
+    digest.update(b"" if dataset.labels is None else dataset.labels.tobytes())
+    newest = 0
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        newest = max(newest, status.st_mtime_ns)
+        line = json.dumps([os.path.relpath(path, folder), status.st_size, status.st_mtime_ns])
+        digest.update(line.encode())
+    return None if time.time_ns() - newest < SETTLED else _Fingerprint(Path(folder), digest.hexdigest())
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """Where hashes of data in a folder are kept: there, or else in the cache."""
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()
+    return folder / KEPT, data_folder() / "hashes" / f"{name}.json"
+
+
+def _look_up(fingerprint: _Fingerprint) -> str | None:
+    for place in _places(fingerprint.folder):
+        found = _read(place).get(fingerprint.key)
+        if found is not None:
+            return found
+    return None
+
+
+def _keep(fingerprint: _Fingerprint, found: str) -> None:
+    for place in _places(fingerprint.folder):
+        try:
+            with atomic_write(place) as file:
+                file.write(json.dumps(_read(place) | {fingerprint.key: found}, indent=1).encode())
+            return
+        except OSError:  # read-only, or full: the next place, or it will be computed again
+            continue
+
+
+def _read(place: Path) -> dict[str, str]:
+    try:
+        content = json.loads(place.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return {key: value for key, value in content.items() if re.fullmatch("[0-9a-f]{64}", str(value))}
+
+
+class BackgroundHash:
+    """A data set's hash, found while other work goes on; leaving the block gives it up.
+
+    Images that must be decoded are hashed by another process: a thread would compete with the work for Python's lock.
+
+    >>> with BackgroundHash(dataset) as hashing:  # doctest: +SKIP
+    ...     work()
+    ...     hashing.wait(60), hashing.value, hashing.problem
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.value: str | None = None
+        self.problem = ""
+        """Why there is no value although it is done."""
+        self._child: subprocess.Popen[bytes] | None = None
+        if dataset.stored() is not None:
+            command = [sys.executable, "-P", "-c", _ANSWER]  # -P: not what happens to lie in the working folder
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._thread = Thread(target=self._find, args=(dataset,), daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long at most; say whether it is done."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _find(self, dataset: Dataset) -> None:
+        if self._child is None:
+            self.value = dataset.content_hash()
+            return
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self.problem = "the process that computes it has ended"
+        try:
+            pickle.dump(dataset, self._child.stdin)
+            self._child.stdin.flush()
+            self.value, self.problem = json.loads(self._child.stdout.read())
+        except (OSError, ValueError):
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._thread.join()
+            with suppress(OSError), self._child:  # closes its pipes, of which one may be broken
+                pass
+
+
+def answer() -> None:
+    """Read a data set from the standard input and write its hash, or what is wrong, to the standard output."""
+    if sys.platform != "win32":
+        os.nice(10)
+    dataset = pickle.load(sys.stdin.buffer)
+    Thread(target=_end_with_the_parent, daemon=True).start()
+    try:
+        found: tuple[str | None, str] = (hash_of(dataset), "")
+    except (TcmError, OSError) as error:
+        found = (None, str(error))
+    print(json.dumps(found), flush=True)
+
+
+def _end_with_the_parent() -> None:
+    while os.read(0, 1):  # nothing more comes: it ends when the parent closes it, or dies
+        pass
+    os._exit(1)

@@ -1,0 +1,133 @@
+"""One network that learns: its optimiser, averages, loss scaling and guard."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tcm.method.averaging import Average
+from tcm.method.objectives import Batch, Losses, Models, Objective
+from tcm.method.preconditioning import Denoiser
+from tcm.method.streams import SampleStreams
+from tcm.recipes.stages import Stage
+from tcm.training.checkpoint import LearnerPosition
+from tcm.training.guard import GuardState, Verdict, judge
+from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.processes import Processes
+
+
+class LossModule(nn.Module):
+    """The objective in one role's turn, as a module: only the weights that move are its parameters.
+
+    One forward pass for each backward pass, as DistributedDataParallel needs it.
+    """
+
+    def __init__(self, objective: Objective, models: Models, role: str) -> None:
+        super().__init__()
+        self.learning = models[role]
+        self.objective, self.models, self.role = objective, models, role
+
+    def forward(self, batch: Batch, step: int, streams: SampleStreams) -> Losses:
+        """The objective's losses."""
+        return self.objective.loss(self.models, batch, step, streams, self.role)
+
+
+class Learner:
+    """A role's network in training."""
+
+    def __init__(
+        self, role: str, stage: Stage, objective: Objective, models: Models, processes: Processes, schedule_offset: int
+    ) -> None:
+        self.role, self.stage, self.processes, self.schedule_offset = role, stage, processes, schedule_offset
+        self.denoiser: Denoiser = models[role]
+        self.loss: nn.Module = LossModule(objective, models, role)
+        self.sharded = isinstance(self.denoiser, FSDPModule)
+        if processes.count > 1 and not self.sharded:
+            self.loss = DistributedDataParallel(self.loss)
+        self.optimizer = build_optimizer(stage, self.denoiser.parameters())
+        self.averages = [Average(self.denoiser, decay) for decay in stage.averages]
+        self.scaler = GradScaler(
+            processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=stage.precision == "fp16"
+        )
+        self.guard = GuardState()
+
+    def begin(self, step: int) -> None:
+        """Before a step's backward passes."""
+        self.denoiser.network.normalize_weights()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.stage, step, self.schedule_offset)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, total: Tensor) -> None:
+        """Every process holds its share of a sum, and the gradients are averaged over processes."""
+        torch.autograd.backward(self.scaler.scale(total * self.processes.count))
+
+    def clip(self) -> Tensor:
+        """The norm of the gradient (1,), which is scaled down to the stage's limit if it has one."""
+        self.scaler.unscale_(self.optimizer)
+        parameters = [parameter for parameter in self.denoiser.parameters() if parameter.grad is not None]
+        # On a CPU torch takes the faster kernels only when asked to; it refuses them where there are none (Apple's).
+        foreach = True if self.processes.device.type == "cpu" else None
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=foreach)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if self.stage.clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=foreach)
+        return norm.float().view(1)
+
+    def update(self, step: int, loss: float, gradient_norm: float) -> tuple[Verdict, str]:
+        """The optimiser's update, unless the guard objects; what was decided, and why."""
+        self.guard, verdict, reason = judge(self.stage.guard, self.guard, loss, gradient_norm)
+        if verdict == "good":
+            self.scaler.step(self.optimizer)
+            for average in self.averages:
+                average.update(self.denoiser, self.schedule_offset + step + 1)
+        self.scaler.update()
+        return verdict, reason
+
+    @contextmanager
+    def synchronising(self, last: bool) -> Iterator[None]:
+        """Exchange gradients only with the last micro-batch."""
+        if isinstance(self.denoiser, FSDPModule):
+            self.denoiser.set_requires_gradient_sync(last)
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            with self.loss.no_sync():
+                yield
+        else:
+            yield
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Swap the weights with those of the first average."""
+        mean = self.averages[0].state_dict()
+        for name, parameter in self.denoiser.named_parameters():
+            current = parameter.detach().clone()
+            parameter.copy_(mean[name])
+            mean[name].copy_(current)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that a checkpoint needs, as views."""
+        out = {f"student.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
+        for index, average in enumerate(self.averages):
+            out |= {f"average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+        for name, parameter in self.denoiser.named_parameters():
+            state = self.optimizer.state[parameter]
+            out |= {f"optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+        return out if self.role == "student" else {f"{self.role}.{name}": tensor for name, tensor in out.items()}
+
+    def position(self) -> LearnerPosition:
+        """What a checkpoint needs besides the tensors."""
+        return LearnerPosition(
+            guard=self.guard, scaler=self.scaler.state_dict() if self.scaler.is_enabled() else {}
+        )
+
+    def restore(self, position: LearnerPosition) -> None:
+        """Resume from a checkpoint's position; its tensors have been read in place."""
+        self.guard = position.guard
+        if position.scaler:
+            self.scaler.load_state_dict(dict(position.scaler))

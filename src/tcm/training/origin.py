@@ -1,0 +1,110 @@
+"""What a run's models were trained on: the data's hash, noted in each model's card once it is known.
+
+To hash a large data set takes minutes of decoding, which no step and no stage waits for.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from tcm.data import Dataset, Stream, atomic_write
+from tcm.data.hashing import BackgroundHash
+from tcm.errors import TcmError
+from tcm.training.checkpoint import disk_errors
+from tcm.training.signals import StopRequest
+from tcm.weights.model import CONFIG_FILE, ModelCard, read_card
+
+A_MOMENT = 0.5
+"""Seconds in which small data are hashed, so that their models are written once, with all that belongs to them."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """An identity that needs no hashing."""
+
+    value: str
+    problem: str | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """It is there already."""
+        return True
+
+
+class Notes:
+    """The models whose cards are to say what data they come from."""
+
+    def __init__(self, hashing: BackgroundHash | Known | None, console: Console) -> None:
+        self._hashing, self._console = hashing, console
+        self._models: list[Path] = []
+
+    def on(self, card: ModelCard) -> ModelCard:
+        """The card of a model to come, with the hash if it is known by now."""
+        return _with_data(card, None if self._hashing is None else self._hashing.value)
+
+    def add(self, model: Path) -> None:
+        """Note the hash in this model if it lacks it: now if it is known, else when it is."""
+        self._models.append(model)
+        self._write()
+
+    def finish(self, stop: StopRequest) -> None:
+        """At the end of the run, wait until the hash is known or a signal asks to stop."""
+        if self._hashing is None:
+            return
+        if not self._hashing.wait(0):
+            self._console.print("all stages are done; computing the hash of the data", highlight=False)
+        while not self._hashing.wait(0.1) and not stop:
+            pass
+        self._write()
+        if self._hashing.problem and not stop:
+            self._console.print(
+                f"the models do not note the hash of their data: {self._hashing.problem}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+
+    def _write(self) -> None:
+        if self._hashing is None or not self._hashing.wait(0) or self._hashing.value is None:
+            return
+        for model in self._models:
+            _note(model, self._hashing.value)
+        self._models.clear()
+
+
+@contextmanager
+def notes_of_data(data: Dataset | Stream, models: Iterable[Path], write: bool, console: Console) -> Iterator[Notes]:
+    """While the block runs, hash the data if one of the models lacks it; only the process that may `write` does.
+
+    A stream is not hashed: its identity is what can be known without reading it all.
+    """
+    if not write or all(_is_noted(model) for model in models):
+        yield Notes(None, console)
+        return
+    if isinstance(data, Stream):
+        yield Notes(Known(data.identity), console)
+        return
+    with BackgroundHash(data) as hashing:
+        hashing.wait(A_MOMENT)
+        yield Notes(hashing, console)
+
+
+def _note(model: Path, value: str) -> None:
+    path = model / CONFIG_FILE
+    card = read_card(path)
+    if card.provenance.data is None:
+        with disk_errors(path), atomic_write(path) as file:
+            file.write((_with_data(card, value).model_dump_json(indent=2) + "\n").encode())
+
+
+def _with_data(card: ModelCard, value: str | None) -> ModelCard:
+    return card.model_copy(update={"provenance": card.provenance.model_copy(update={"data": value})})
+
+
+def _is_noted(model: Path) -> bool:
+    try:
+        return read_card(model / CONFIG_FILE).provenance.data is not None
+    except TcmError:  # not trained yet
+        return False

@@ -1,0 +1,192 @@
+"""What a precision other than fp32 does to a stage is measured when it begins, and refused where only noise is left."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from inprocess import begin, events, train, unchanged
+from launching import Launcher, lines, tiny, tiny_recipe
+from torch.nn.functional import cosine_similarity
+
+import tcm
+from tcm.data import to_float
+from tcm.errors import TcmError
+from tcm.method.objectives import Consistency
+from tcm.method.preconditioning import column
+from tcm.recipes.resolve import resolve
+from tcm.training.fit import Fit
+from tcm.training.metrics import TIME_BINS
+from tcm.training.noise import BATCHES, FEWEST, Noise, measure_noise, read_noise
+from tcm.training.run import Settings
+
+STAGE_1 = ('order=["consistency"]', "consistency.teacher=none", "consistency.ratio_base=1000.0", "network.dropout=0.0")
+HARD = (*STAGE_1, "consistency.ratio_limit=0.999", "consistency.sample_every=0", "consistency.batch=96")
+
+
+def noise_line(folder: Path) -> dict[str, Any]:
+    (line,) = [line for line in lines(folder) if "gradient_cosine" in line]
+    return line
+
+
+def trained_fit(folder: Path, *overrides: str) -> Fit:
+    """Stage 1 with the weights of the digits model that comes with the package."""
+    shipped = tcm.load("digits")
+    network = [f"network.channels={shipped.card.network.channels}", "sigma_data=0.75", "t_max=80.0"]
+    fit, _ = begin(folder, "consistency", unchanged, *network, *HARD, *overrides)
+    fit.trainer.student.load_state_dict(shipped.denoiser.state_dict())
+    return fit
+
+
+def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
+    """f(x_t) − f(x_r) of every sample, in fp32 and in bf16, without trainer, objective or micro-batches."""
+    fit = trained_fit(tmp_path, "consistency.precision=bf16", "consistency.accumulation=3")
+    trainer = fit.trainer
+    f, objective, step = trainer.student, trainer.objective, trainer.stage.steps - 1
+    assert isinstance(objective, Consistency)
+    cosines, times = [], []
+    for number in range(BATCHES):
+        loaded = fit.batches.at(number)
+        x, (micro, _) = to_float(loaded.images), next(trainer.micro_batches(loaded, 1))
+        draw = objective.draw(trainer.models, micro, trainer.streams(step, micro))
+        r = draw.t - objective.pairs.curriculum.delta(draw.t, step)
+        found = []
+        for half in (False, True):
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
+                both = [f(x + column(at, x) * draw.eps, at, loaded.labels) for at in (draw.t, r)]
+            found.append((both[0] - both[1]).flatten(1))
+        cosines.append(cosine_similarity(*found))
+        times.append(draw.t)
+    t, cosine = torch.cat(times), torch.cat(cosines)
+    noise = measure_noise(trainer, fit.batches)
+    assert len(noise.pairs) == TIME_BINS
+    for low, high, measured in zip(trainer.bin_edges, trainer.bin_edges[1:], noise.pairs, strict=False):
+        inside = (t > low) & (t <= high)
+        assert (measured is not None) == (int(inside.sum()) >= FEWEST)
+        if measured is not None:
+            # bf16 kernels may round another way for another number of rows.
+            assert measured == pytest.approx(float(cosine[inside].mean()), abs=0.1)
+    assert sum(measured is not None for measured in noise.pairs) >= 6
+    assert noise.lowest < 0.3
+    assert -0.5 < noise.gradient < 0.9
+
+
+def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    fit = trained_fit(tmp_path, "consistency.precision=bf16")
+    trainer = fit.trainer
+    step, cosines = trainer.stage.steps - 1, []
+    for number in range(BATCHES):
+        micro, _ = next(trainer.micro_batches(fit.batches.at(number), 1))
+        found = []
+        for half in (False, True):
+            trainer.student.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                losses = trainer.objective.loss(trainer.models, micro, step, trainer.streams(step, micro))
+            torch.autograd.backward(losses.total)
+            found.append(torch.cat([p.grad.flatten() for p in trainer.student.parameters() if p.grad is not None]))
+        cosines.append(float(cosine_similarity(*found, dim=0)))
+    assert measure_noise(trainer, fit.batches).gradient == pytest.approx(sum(cosines) / BATCHES, abs=0.15)
+
+
+def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
+    """A CPU without TF32 computes tf32 as fp32: nothing but the precision may differ between the two passes."""
+    (tmp_path / "small").mkdir()
+    fit, _ = begin(
+        tmp_path / "small", "truncated", unchanged, "truncated.precision=tf32", "truncated.teacher=none",
+        "truncated.t_prime=0.5", "network.dropout=0.3",
+    )  # fmt: skip
+    trainer = fit.trainer
+    trainer.models = replace(trainer.models, frozen=trainer.student)
+    noise = measure_noise(trainer, fit.batches)
+    assert noise.gradient == pytest.approx(1, abs=1e-5)
+    assert [cosine for cosine in noise.pairs if cosine is not None] == pytest.approx(
+        [1.0] * sum(cosine is not None for cosine in noise.pairs), abs=1e-5
+    )
+
+
+def test_nothing_is_disturbed(tmp_path: Path) -> None:
+    """Weights, moments, averages, the global generator: and the next step is that of a run which did not measure."""
+    records = []
+    for name in ("measured", "not"):
+        (tmp_path / name).mkdir()
+        fit = trained_fit(tmp_path / name, "consistency.precision=fp16", "consistency.dropout=0.2")
+        before = {key: tensor.clone() for key, tensor in fit.trainer.tensors().items()}
+        state, position = torch.get_rng_state(), fit.trainer.position(0)
+        if name == "measured":
+            measure_noise(fit.trainer, fit.batches)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert fit.trainer.position(0) == position
+        assert all(torch.equal(before[key], tensor) for key, tensor in fit.trainer.tensors().items())
+        assert all(parameter.grad is None for parameter in fit.trainer.student.parameters())
+        records.append((fit.trainer.step(0, fit.batches.at(0)), fit.trainer.tensors()))
+    assert records[0][0] == records[1][0]
+    assert all(torch.equal(tensor, records[1][1][key]) for key, tensor in records[0][1].items())
+
+
+def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
+    """Nothing is lost: the same command with the remedy goes on in the same folder, where other changes are refused."""
+    run, stage = tmp_path / "run", tmp_path / "run" / "1-consistency"
+    words = ["t_max=80.0", "sigma_data=0.75", *HARD]
+    settings = Settings(init="digits")
+    with pytest.raises(TcmError) as error:
+        train(tiny_recipe(2, *words, "consistency.precision=bf16"), run, settings)
+    noise = read_noise(lines(stage))
+    assert noise is not None
+    assert str(error.value) == (
+        f"consistency.precision='bf16' leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
+        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train all the same"
+    )
+    accepted = tiny_recipe(2, *words, "consistency.precision=bf16", "consistency.accept_noise=true")
+    printed = train(accepted, run, settings)
+    assert "cosines of bf16 with IEEE fp32: of the gradient" in printed
+    assert [event["event"] for event in events(stage)] == ["noise"]
+    assert noise_line(stage)["precision"] == "bf16"
+    assert resolve(str(run / "recipe.toml")) == accepted
+    with pytest.raises(TcmError, match=r"was begun with another recipe \(consistency.precision"):
+        train(tiny_recipe(2, *words), run, settings)
+
+
+def test_fp32_is_the_other_remedy(tmp_path: Path) -> None:
+    words = ["t_max=80.0", "sigma_data=0.75", *HARD]
+    with pytest.raises(TcmError, match="leaves mostly rounding noise"):
+        train(tiny_recipe(2, *words, "consistency.precision=bf16"), tmp_path / "run", Settings(init="digits"))
+    train(tiny_recipe(2, *words), tmp_path / "run", Settings(init="digits"))
+    assert all("gradient_cosine" not in line for line in lines(tmp_path / "run" / "1-consistency"))
+
+
+def test_a_resumed_stage_does_not_measure_again(tmp_path: Path) -> None:
+    fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
+    stop.by = "SIGTERM"
+    assert not fit.run(stop)
+    fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
+    assert fit.run(stop)
+    line = noise_line(tmp_path)
+    assert line["gradient_cosine"] > 0.99, "rounding hardly touches a diffusion stage"
+    assert "pair_cosine_by_t" not in line
+    assert events(tmp_path) == []
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_processes_find_the_same(launcher: Launcher, tmp_path: Path, shard: bool) -> None:
+    words = tiny(2, *HARD, "consistency.init=scratch", "consistency.precision=bf16", "consistency.accept_noise=true")
+    arguments = ("train", "digits", *words)
+    train(resolve("digits", words), tmp_path / "alone")
+    ended = launcher.run_ranks(2, *arguments, "--run", str(tmp_path / "two"), *(["--shard"] if shard else []))
+    assert [code for code, _ in ended] == [0, 0], ended
+    alone, two = (noise_line(tmp_path / name / "1-consistency") for name in ("alone", "two"))
+    assert two["gradient_cosine"] == pytest.approx(alone["gradient_cosine"], abs=0.02)
+    for one, other in zip(alone["pair_cosine_by_t"], two["pair_cosine_by_t"], strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other == pytest.approx(one, abs=0.1)
+
+
+def test_lines_come_back(tmp_path: Path) -> None:
+    noise = Noise("tf32", 0.75, (None, 0.5))
+    written = [json.loads(json.dumps(line)) for line in ({"step": 0, "loss": 1.0}, noise.line())]
+    assert read_noise(written) == noise
+    assert read_noise(written[:1]) is None
+    assert noise.describe(torch.tensor([0.1, 1.0, 10.0])) == (
+        "cosines of tf32 with IEEE fp32: of the gradient 0.75; of f(x_t) − f(x_r) 0.50 (t 1 to 10)"
+    )
