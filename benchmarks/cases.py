@@ -9,7 +9,6 @@ import torch
 from benchmarks.harness import Settings
 from tcm.data.dataset import ArrayDataset, Labels
 from tcm.data.loader import Batches, LoadedBatch
-from tcm.method.objectives import Models
 from tcm.method.preconditioning import Denoiser
 from tcm.networks import build_network
 from tcm.recipes.resolve import resolve

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcm import Batch, Consistency, Curriculum, Denoiser, LogStudentT, Models, Pairs, PseudoHuber, TruncatedConsistency
+from tcm import Batch, Consistency, Curriculum, Denoiser, LogStudentT, Pairs, PseudoHuber, TruncatedConsistency
 from tcm.method.distances import inverse_c_out_squared, inverse_delta
 from tcm.method.objectives import Draw, Losses, f_trunc
 from tcm.method.preconditioning import column

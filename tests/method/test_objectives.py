@@ -22,7 +22,6 @@ from tcm import (
     EDM2Config,
     LogNormal,
     LogStudentT,
-    Models,
     Pairs,
     PseudoHuber,
     SampleStreams,
@@ -132,7 +131,9 @@ def test_a_constant_minimises_the_truncated_loss_without_the_boundary_and_not_wi
     assert float(naive.total.detach()) == 0
     # Stage 2 with its boundary samples taken out, and no others whose target is the frozen model's.
     far = TruncatedConsistency(LogStudentT(0, 0.2, low=1.1), STAGE_2.pairs, w_b=0.0)
-    assert float(far.loss({"student": constant, "frozen": frozen}, batch, 0, SampleStreams(range(32))).total.detach()) == 0
+    assert (
+        float(far.loss({"student": constant, "frozen": frozen}, batch, 0, SampleStreams(range(32))).total.detach()) == 0
+    )
 
     collapsed = STAGE_2.loss({"student": constant, "frozen": frozen}, batch, 0, SampleStreams(range(32)))
     exact = STAGE_2.loss({"student": frozen, "frozen": frozen}, batch, 0, SampleStreams(range(32)))
@@ -151,7 +152,9 @@ def test_training_leaves_the_constant_only_with_the_boundary() -> None:
         for step in range(50):
             batch = Batch.whole(S * SampleStreams(range(9000, 9016)).normal(SHAPE))
             streams = SampleStreams(range(16 * step, 16 * step + 16))
-            losses = objective.loss({"student": f, "frozen": Exact(gaussian_consistency(S), SHAPE)}, batch, step, streams)
+            losses = objective.loss(
+                {"student": f, "frozen": Exact(gaussian_consistency(S), SHAPE)}, batch, step, streams
+            )
             optimiser.zero_grad()
             losses.total.backward()
             optimiser.step()
@@ -362,7 +365,9 @@ def test_autocast_keeps_the_gradient(config) -> None:
         f.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             batch = Batch.whole(torch.zeros(16, 1, 8, 8))
-            losses = Consistency(pairs=Pairs(proportional(0.5))).loss({"student": f}, batch, 0, SampleStreams(range(16)))
+            losses = Consistency(pairs=Pairs(proportional(0.5))).loss(
+                {"student": f}, batch, 0, SampleStreams(range(16))
+            )
         assert losses.total.dtype == torch.float32
         losses.total.backward()
         gradients.append(torch.cat([p.grad.flatten() for p in f.parameters()]))
@@ -376,7 +381,9 @@ def test_diffusion_loss_of_the_ideal_denoiser() -> None:
     losses = Diffusion().loss({"student": f}, Batch.whole(x), 0, SampleStreams(range(256)))
     assert float(losses.total.detach()) == pytest.approx(1, abs=0.02)
     worse = Exact(gaussian_denoiser(0.7 * S), (1, 16, 16))
-    assert float(Diffusion().loss({"student": worse}, Batch.whole(x), 0, SampleStreams(range(256))).total.detach()) > 1.02
+    assert (
+        float(Diffusion().loss({"student": worse}, Batch.whole(x), 0, SampleStreams(range(256))).total.detach()) > 1.02
+    )
 
 
 def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:

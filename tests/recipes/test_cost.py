@@ -6,7 +6,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.errors import TcmError
-from tcm.method.objectives import Batch, Models
+from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser
 from tcm.method.streams import SampleStreams
 from tcm.networks import build_network
@@ -55,7 +55,12 @@ def test_a_real_step(case: str) -> None:
 
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            losses = objective_of(recipe, stage).loss({**dict(zip(('student', 'frozen', 'teacher'), denoisers, strict=False))}, batch, 0, SampleStreams(range(8)))
+            losses = objective_of(recipe, stage).loss(
+                {**dict(zip(("student", "frozen", "teacher"), denoisers, strict=False))},
+                batch,
+                0,
+                SampleStreams(range(8)),
+            )
         torch.autograd.backward(losses.total)
     # The first layer's input needs no gradient, so that the backward pass costs a little less than two forward ones.
     assert 0.98 * cost.step_flops < counter.get_total_flops() <= cost.step_flops

@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tcm.recipes.fields import PairsStage, time_range
 
 from tcm.method.objectives import TruncatedConsistency
 from tcm.networks import DDPMppConfig
-from tcm.recipes.fields import PairsStage, time_range
 from tcm.recipes.schema import DataSpec, Recipe, decay_of, objective_of
 
 NETWORK = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=())

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-
 from tcm.recipes.fields import Spec
+
 from tcm.recipes.resolve import differences, resolve, shipped, to_toml
 from tcm.recipes.schema import (
     ConsistencyStage,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
-from tcm.method.objectives import Models, Objective
+from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, objective_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inprocess import begin, events, weights_of
 from launching import lines
+from tcm.recipes.fields import GuardSpec
 
 from tcm.errors import TcmError
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.streams import SampleStreams
-from tcm.recipes.fields import GuardSpec
 from tcm.training.guard import FIRST_JUDGED, GuardState, judge
 
 any_number = st.floats(min_value=0) | st.just(nan)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from inprocess import begin, train, unchanged
 from launching import lines, tiny_recipe
-
 from tcm.recipes.fields import DiffusionStage, Stage
+
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import offset_of
 from tcm.training.optimization import build_optimizer, learning_rate

@@ -7,7 +7,6 @@ from launching import tiny_recipe
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
-from tcm.method.objectives import Models
 from tcm.recipes.schema import objective_of
 from tcm.training.metrics import time_bins
 from tcm.training.processes import Processes
@@ -29,7 +28,7 @@ def two_steps(stage: str, device: torch.device, *overrides: str) -> list[StepRec
     trainer = Trainer(
         spec,
         objective_of(recipe, spec),
-        {**dict(zip(('student', 'frozen', 'teacher'), denoisers, strict=False))},
+        {**dict(zip(("student", "frozen", "teacher"), denoisers, strict=False))},
         Processes(device),
         seed=(recipe.seed, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),

@@ -8,9 +8,9 @@ import torch
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny, tiny_recipe
 from PIL import Image
+from tcm.recipes.fields import ConsistencyStage, DataSpec, TruncatedStage
 
 import tcm
-from tcm.recipes.fields import ConsistencyStage, DataSpec, TruncatedStage
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.training.run import Settings

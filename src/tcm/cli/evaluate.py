@@ -202,7 +202,7 @@ def _print_scores(scores: Sequence[Score], file: Path) -> None:
         table.add_column(name, overflow="fold", justify="right" if name in ("value", "images") else "left")
     for score in scores:
         table.add_row(
-            score.metric, _value(score), f"{score.count:,}", escape(score.sampling or ""), escape(score.note or "")
+            score.label, _value(score), f"{score.count:,}", escape(score.sampling or ""), escape(score.note or "")
         )
     console = Console()
     console.print(table)
@@ -226,7 +226,7 @@ def _print_comparison(pairs: Sequence[Comparison]) -> None:
         table.add_column(name, overflow="fold", justify="left" if name == "metric" else "right")
     for pair in pairs:
         change = pair.second.value - pair.first.value
-        table.add_row(pair.first.metric, _value(pair.first), _value(pair.second), f"{change:+.4g}")
+        table.add_row(pair.first.label, _value(pair.first), _value(pair.second), f"{change:+.4g}")
     Console().print(table)
 
 

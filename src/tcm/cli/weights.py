@@ -10,8 +10,8 @@ from rich.table import Table
 
 from tcm.errors import TcmError
 from tcm.weights.exporting import export_state_dict
-from tcm.weights.importing import Imported, import_checkpoint, parameter_count
-from tcm.weights.model import Kind, Model
+from tcm.weights.importing import Imported, Kind, import_checkpoint, parameter_count
+from tcm.weights.model import Model
 
 
 def import_weights(
@@ -43,14 +43,14 @@ def account(imported: Imported, file: Path, out: Path) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     head = (
-        f"kept ({card.uncertainty} channels): stage 0 can go on training it" if card.uncertainty else "none in the file"
+        f"kept ({card.uncertainty} channels): stage 0 can train it further" if card.uncertainty else "none in the file"
     )
     rows = {
         "found": found.described,
         "network": " ".join(f"{name}={value}" for name, value in card.network.model_dump().items()),
         "trained as": f"{card.kind}, defined for t from {card.t_min} to {card.t_max}",
-        **({} if card.kind == "diffusion" else {"second time": f"{card.second_time:g}, of two sampling steps"}),
-        "images": f"{'×'.join(map(str, card.image_shape))}, {card.classes or 'no'} classes",
+        **({} if card.sampler == "heun" else {"second time": f"{card.second_time:g}, of two sampling steps"}),
+        "images": f"{'×'.join(map(str, card.image_shape))}, {card.condition.count if card.condition else 'no'} classes",
         "numbers": f"{imported.precisions} in the file, float32 here; prefix {found.prefix or 'none'}",
         "mapped": f"{len(found.weights) - len(imported.left_out)} of {len(found.weights)} tensors",
         "parameters": f"{parameter_count(imported.parameters)} ({imported.parameters:,})",

@@ -11,7 +11,7 @@ import numpy as np
 
 from tcm.data.dataset import Labels
 from tcm.data.loader import LoadedBatch, Resume, as_batch
-from tcm.data.order import check_seed, flips, permutation, rank_positions
+from tcm.data.order import check_seed, flips, permutation, rank_indices
 from tcm.data.streams import Sample, Stream
 from tcm.errors import TcmError
 
@@ -65,7 +65,7 @@ class StreamBatches:
         self._seed = seed
         self._batch = batch
         self._flip = flip
-        self._positions = rank_positions(batch, rank, world)
+        self._positions = rank_indices(batch, rank, world)
         self._lanes = _shared_lanes(stream, lanes, world)
         self._own_lanes = range(rank, self._lanes, world)
         self._window = max(1, window // self._lanes)

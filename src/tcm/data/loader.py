@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from tcm.data.dataset import Dataset, Indices, Pixels
-from tcm.data.order import check_seed, flips, global_batch, rank_positions
+from tcm.data.order import check_seed, flips, global_batch, rank_indices
 from tcm.errors import TcmError
 
 Resume = dict[str, Any]
@@ -28,8 +28,8 @@ class LoadedBatch:
     """uint8 [b, C, H, W], on the CPU; `tcm.data.pixels.to_float` belongs on the device."""
     labels: Tensor | None
     """int64 [b]."""
-    positions: Tensor
-    """int64 [b]: the places of these images in the whole batch: what randomness may depend on."""
+    index: Tensor
+    """int64 [b]: the index of each of these images in the whole batch: what randomness may depend on."""
     step: int
     resume: Resume | None = None
     """For streams: this process's part of the position after this batch. The parts of all processes, united, are what
@@ -66,7 +66,7 @@ class Batches:
         check_seed(seed)
         if workers < 0 or batch < 1:
             raise TcmError(f"workers={workers} must be at least 0, batch={batch} at least 1")
-        self._steps = _Steps(dataset, seed, batch, flip, rank_positions(batch, rank, world))
+        self._steps = _Steps(dataset, seed, batch, flip, rank_indices(batch, rank, world))
         self._workers = 0 if dataset.in_memory else workers
 
     def at(self, step: int) -> LoadedBatch:
@@ -95,7 +95,7 @@ def as_batch(
     images: Pixels,
     labels: Indices | None,
     mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None,
-    positions: Indices,
+    index: Indices,
     step: int,
 ) -> LoadedBatch:
     """Mirror the chosen images and wrap the arrays as tensors."""
@@ -104,7 +104,7 @@ def as_batch(
     return LoadedBatch(
         torch.from_numpy(np.ascontiguousarray(images)),
         None if labels is None else torch.from_numpy(labels),
-        torch.from_numpy(positions),
+        torch.from_numpy(index),
         step,
     )
 
@@ -112,21 +112,21 @@ def as_batch(
 class _Steps(TorchDataset[LoadedBatch | TcmError]):
     """Maps a step to its batch; an error is a value here: raised in a worker, it would come back as a traceback."""
 
-    def __init__(self, dataset: Dataset, seed: int, batch: int, flip: bool, positions: Indices):
+    def __init__(self, dataset: Dataset, seed: int, batch: int, flip: bool, index: Indices):
         self._dataset = dataset
         self._seed = seed
         self._batch = batch
         self._flip = flip
-        self._positions = positions
+        self._index = index
 
     def __getitem__(self, step: int) -> LoadedBatch | TcmError:
         try:
-            indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._positions]
+            indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._index]
             images, labels = self._dataset.read(indices)
         except TcmError as error:
             return error
-        mirrored = flips(self._seed, step, self._positions) if self._flip else None
-        return as_batch(images, labels, mirrored, self._positions, step)
+        mirrored = flips(self._seed, step, self._index) if self._flip else None
+        return as_batch(images, labels, mirrored, self._index, step)
 
 
 def _result(loaded: LoadedBatch | TcmError) -> LoadedBatch:

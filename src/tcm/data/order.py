@@ -15,7 +15,7 @@ _ORDER, _FLIPS = 0, 1
 
 
 def global_batch(count: int, seed: int, step: int, batch: int) -> NDArray[np.int64]:
-    """Return the indices of step `step`'s whole batch: places step·batch to (step+1)·batch of the endless sequence.
+    """Return the indices of step `step`'s whole batch: items step·batch to (step+1)·batch of the endless sequence.
 
     Each epoch is a permutation of all images that depends on (seed, epoch) alone; a batch may straddle epochs, and
     nothing is replayed to reach a late step.
@@ -26,13 +26,13 @@ def global_batch(count: int, seed: int, step: int, batch: int) -> NDArray[np.int
     check_seed(seed)
     if count < 1 or batch < 1 or step < 0:
         raise TcmError(f"count={count} and batch={batch} must be at least 1, step={step} at least 0")
-    place, end = step * batch, (step + 1) * batch
+    start, end = step * batch, (step + 1) * batch
     parts = []
-    while place < end:
-        epoch, offset = divmod(place, count)
-        taken = min(count - offset, end - place)
+    while start < end:
+        epoch, offset = divmod(start, count)
+        taken = min(count - offset, end - start)
         parts.append(permutation(count, seed, epoch)[offset : offset + taken])
-        place += taken
+        start += taken
     return np.concatenate(parts)
 
 
@@ -50,10 +50,10 @@ def permutation(count: int, seed: int, epoch: int, window: int = 0) -> NDArray[n
     return order
 
 
-def rank_positions(batch: int, rank: int, world: int) -> NDArray[np.int64]:
-    """Return the positions of the whole batch that process `rank` takes: rank, rank + world, rank + 2·world, ...
+def rank_indices(batch: int, rank: int, world: int) -> NDArray[np.int64]:
+    """Return the indices in the whole batch that process `rank` takes: rank, rank + world, rank + 2·world, ...
 
-    >>> rank_positions(batch=6, rank=1, world=2)
+    >>> rank_indices(batch=6, rank=1, world=2)
     array([1, 3, 5])
     """
     if not 0 <= rank < world:
@@ -63,10 +63,10 @@ def rank_positions(batch: int, rank: int, world: int) -> NDArray[np.int64]:
     return np.arange(rank, batch, world, dtype=np.int64)
 
 
-def flips(seed: int, step: int, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return, for each position of step `step`'s whole batch, whether its image is mirrored (probability 1/2)."""
-    last = int(positions.max(initial=-1))
-    return (_random_words(last + 1, seed, step, _FLIPS) >> np.uint64(63)).astype(np.bool_)[positions]
+def flips(seed: int, step: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return, for each index in step `step`'s whole batch, whether its image is mirrored (probability 1/2)."""
+    last = int(index.max(initial=-1))
+    return (_random_words(last + 1, seed, step, _FLIPS) >> np.uint64(63)).astype(np.bool_)[index]
 
 
 def _random_words(count: int, *key: int) -> NDArray[np.uint64]:

@@ -16,6 +16,7 @@ from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.sampling import quantise
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
+from tcm.method.conditions import Labels
 from tcm.method.streams import SampleStreams, derive_seed
 from tcm.training.processes import Processes
 from tcm.weights import Model
@@ -29,12 +30,11 @@ def model_denoise(model: Model) -> Denoise:
     device = next(model.denoiser.parameters()).device
 
     def denoise(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
-        if model.card.classes and labels is None:
-            raise TcmError(
-                f"the model knows {model.card.classes} classes and the data have no labels; give labelled data"
-            )
-        classes = labels.to(device) if model.card.classes and labels is not None else None
-        return model.denoiser(x.to(device), t.to(device), classes).cpu()
+        kind = model.card.condition
+        if kind is not None and labels is None:
+            raise TcmError(f"the model takes {kind.count} classes, and the data has no labels; give labelled data")
+        condition = None if kind is None or labels is None else Labels(labels).to(device)
+        return model.denoiser(x.to(device), t.to(device), condition).cpu()
 
     return denoise
 
@@ -66,7 +66,7 @@ def denoising_distances(
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
         images = _denoised(f, dataset, share(processes, chosen), t, subject.seed or 0, batch)
         observed = observe(images, detector, processes=processes)
-        scores.append(Measurement(subject, reference, len(chosen)).distance(f"{prefix} at t={t:g}", observed))
+        scores.append(Measurement(subject, reference, len(chosen)).distance(prefix, observed, t))
     return scores
 
 

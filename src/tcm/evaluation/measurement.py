@@ -34,12 +34,19 @@ class Measurement:
     count: int
 
     def score(
-        self, metric: str, value: float, settings: str, deviation: float | None = None, note: str | None = None
+        self,
+        metric: str,
+        value: float,
+        settings: str,
+        deviation: float | None = None,
+        note: str | None = None,
+        t: float | None = None,
     ) -> Score:
         """A score under these conditions."""
         detector = self.reference.detector
         return Score(
             metric=metric,
+            t=t,
             value=value,
             deviation=deviation,
             count=self.count,
@@ -60,7 +67,7 @@ class Measurement:
             time=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
-    def distance(self, name: str, observed: Observed) -> Score:
+    def distance(self, name: str, observed: Observed, t: float | None = None) -> Score:
         """The Fréchet distance, with a warning and a note where the images are few."""
         dimension = self.reference.detector.dimension
         note = None
@@ -75,4 +82,4 @@ class Measurement:
         elif self.reference.detector.name == "inception" and self.count < PAPERS_COUNT:
             note = f"too high by a bias of about 1/N; papers use {PAPERS_COUNT:,} images"
         value = frechet_distance(observed.statistics, self.reference.statistics)
-        return self.score(name, value, "covariance over N - 1", note=note)
+        return self.score(name, value, "covariance over N - 1", note=note, t=t)

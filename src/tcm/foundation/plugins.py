@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tcm.errors import TcmError
 
 Base = TypeVar("Base")
 
 
-def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type[Base], group: str) -> type[Base]:
+def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, group: str) -> type[Base]:
     """The class that `name`, the value of `key`, stands for.
 
     It is one of ours, an installed package's entry point in `group`, or `module:Class` of a module that Python can
@@ -28,7 +28,7 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type[B
         raise TcmError(f"{key}={name!r} is unknown; {advice} (a class of your own is named module:Class)")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise TcmError(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
-    return found
+    return cast(type[Base], found)
 
 
 def _imported(key: str, name: str) -> object:

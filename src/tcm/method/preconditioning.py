@@ -30,7 +30,7 @@ class Network(nn.Module, ABC):
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise) under a condition; without `masks` nothing is dropped."""
 
-    def normalize_weights(self) -> None:  # noqa: B027 (most networks have none)
+    def normalize_weights(self) -> None:
         """Forced weight normalisation, called before each optimiser step."""
 
     def blocks(self) -> list[nn.Module]:
@@ -126,9 +126,7 @@ class Denoiser(nn.Module):
         self.t_max = t_max
         self.uncertainty = uncertainty
 
-    def forward(
-        self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
         """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""
         x = x.float()
         # One copy to the device for all that is computed from t.

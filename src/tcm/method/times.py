@@ -39,9 +39,7 @@ class TimeDistribution(ABC):
 
     def within(self, low: float, high: float) -> Self:
         """The same distribution on [low, high], unless it has its own bounds."""
-        return replace(
-            self, low=low if self.low is None else self.low, high=high if self.high is None else self.high
-        )
+        return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     @abstractmethod
     def standard(self) -> stats.rv_continuous:

@@ -1,11 +1,14 @@
 """What a network costs: parameters, FLOPs and memory, counted on the meta device; nothing is computed or allocated."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.method.conditions import ConditionKind
@@ -43,10 +46,11 @@ def network_cost(config: NetworkConfig, image_shape: ImageShape, condition: Cond
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), given, masks if network.dropout else None)
 
         one, two = _SavedBytes(parameters), _SavedBytes(parameters)
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(one.pack, lambda tensor: tensor):
+        with FlopCounterMode(display=False) as counter:
             forward(1)
-        with saved_tensors_hooks(two.pack, lambda tensor: tensor):
-            forward(2)
+        for batch, saved in ((1, one), (2, two)):
+            with _FusedAttention(), saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+                forward(batch)
     per_image = two.total() - one.total()
     return NetworkCost(
         sum(parameter.numel() for parameter in parameters),
@@ -54,6 +58,21 @@ def network_cost(config: NetworkConfig, image_shape: ImageShape, condition: Cond
         saved_once=one.total() - per_image,
         saved_per_image=per_image,
     )
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention by a fused kernel, which torch would not choose on the meta device: it keeps far less."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*arguments)[0]
+        return function(*arguments, **(options or {}))
 
 
 class _SavedBytes:

@@ -163,7 +163,6 @@ class DDPMpp(Network):
         modules = published_names(self.image_shape, self.encoder_plan, self.decoder_plan, PUBLISHED_PARTS, outside)
         return translate(self.state_dict(), modules)
 
-
     def published_constants(self) -> dict[str, Tensor]:
         """The filter [1, 1] of each layer that resamples."""
         layers = [name.removesuffix(".weight") for name in self.published_names().values() if name.endswith("weight")]

@@ -1,23 +1,16 @@
 """What a stage costs: parameters, FLOPs and memory, counted on the meta device; nothing is computed or allocated."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.errors import TcmError
-from tcm.networks import DDPMppConfig, EDM2Config, build_network
-from tcm.recipes.fields import PairsStage
-from tcm.recipes.schema import DiffusionStage, Recipe, Stage, TruncatedStage, network_of
+from tcm.method.conditions import Classes
+from tcm.networks import ImageShape
+from tcm.networks.cost import network_cost
+from tcm.recipes.schema import Recipe, network_of
+from tcm.recipes.stages import Stage
 
-GRADIENT_PASS = 3
-"""A forward and backward pass costs about three forward passes."""
+GRADIENT_PASS, TANGENT_PASS = 3, 2
+"""A forward and backward pass costs about three forward passes, one with a tangent about two."""
 
 UTILISATION = 0.3
 PEAK_FLOPS = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}
@@ -44,8 +37,7 @@ class Memory:
     gradients: int
     optimizer: int
     averages: int
-    frozen: int
-    teacher: int
+    helpers: int
     kept_once: int
     activations: int
 
@@ -75,29 +67,29 @@ class Cost:
 def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     """The cost of a stage whose batch is shared by `processes`.
 
-    Per image: 3 forward passes for the student, 1 for the target (not in a diffusion stage), 1 (Euler) or 2 (Heun) for
-    a teacher, twice that with guidance. Activations are what autograd keeps for the backward pass.
+    A stage says its rows: for an image, evaluations with gradient, without, and with a tangent. Activations are what
+    autograd keeps for the backward pass.
 
     >>> from tcm.recipes.resolve import resolve
     >>> cifar10 = resolve("cifar10")
     >>> estimate(cifar10, cifar10.stages["truncated"]).parameters
     55732739
     """
-    network = _measure(network_of(recipe, stage), *_shape_and_classes(recipe))
-    passes = GRADIENT_PASS + _passes_without_gradient(stage)
+    network = network_cost(network_of(recipe, stage), *_shape_and_condition(recipe))
+    rows = stage.rows()
+    passes = GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
     step_flops = passes * network.forward_flops * stage.batch
     half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
     weights = 4 * network.parameters
-    frozen = weights // (2 if stage.frozen_precision == "bf16" else 1) if isinstance(stage, TruncatedStage) else 0
-    distils = isinstance(stage, PairsStage) and stage.teacher is not None
+    roles = list(stage.roles(recipe).values())
+    trained = 1 + sum(role.trained for role in roles)
     memory = Memory(
-        weights=weights,
-        gradients=weights,
-        optimizer=2 * weights,
-        averages=len(stage.averages) * weights,
-        frozen=frozen,
-        teacher=weights if distils else 0,
+        weights=trained * weights,
+        gradients=trained * weights,
+        optimizer=trained * 2 * weights,
+        averages=trained * len(stage.averages) * weights,
+        helpers=sum(weights // (2 if role.precision == "bf16" else 1) for role in roles if not role.trained),
         kept_once=network.saved_once // half,
         activations=network.saved_per_image // half * micro_batch,
     )
@@ -110,11 +102,6 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         memory,
         gpu_hours=seconds / 3600,
     )
-
-
-def activation_bytes(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int], classes: int) -> int:
-    """Bytes that autograd keeps for each image, in fp32: an upper bound of what an image needs without it."""
-    return _measure(config, image_shape, classes).saved_per_image
 
 
 @dataclass(frozen=True)
@@ -153,7 +140,9 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     """
     cost = estimate(recipe, stage, gpus)
     sent = 4 * cost.parameters * (gpus - 1) / gpus
-    gathers = 2 + _passes_without_gradient(stage) + isinstance(stage, TruncatedStage)
+    # The student's weights are gathered forward and backward; f^trunc calls student and frozen model, rows or none.
+    rows, roles = stage.rows(), stage.roles(recipe)
+    gathers = 2 * rows.gradient + rows.tangent + rows.plain + ("frozen" in roles)
     micro_batches = stage.accumulation
     link = WITHIN_NODE if gpus <= GPUS_PER_NODE else BETWEEN_NODES
     return Scaling(
@@ -165,15 +154,7 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     )
 
 
-def _passes_without_gradient(stage: Stage) -> int:
-    if isinstance(stage, DiffusionStage):
-        return 0
-    if stage.teacher is None:
-        return 1
-    return 1 + {"euler": 1, "heun": 2}[stage.solver] * (1 if stage.guidance == 1 else 2)
-
-
-def _shape_and_classes(recipe: Recipe) -> tuple[tuple[int, int, int], int]:
+def _shape_and_condition(recipe: Recipe) -> tuple[ImageShape, Classes | None]:
     if recipe.image_shape is None:
         raise TcmError(
             f"{recipe.name}: image_shape is not set, so that costs cannot be computed without the data; "
@@ -184,72 +165,4 @@ def _shape_and_classes(recipe: Recipe) -> tuple[tuple[int, int, int], int]:
             f"{recipe.name}: classes is not set, so that costs cannot be computed without the data; "
             f"add it, such as classes = 10"
         )
-    return recipe.image_shape, (recipe.classes or 0) if recipe.conditional else 0
-
-
-@dataclass(frozen=True)
-class _NetworkCost:
-    parameters: int
-    forward_flops: int
-    saved_once: int
-    saved_per_image: int
-
-
-@lru_cache(maxsize=64)
-def _measure(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int], classes: int) -> _NetworkCost:
-    with torch.device("meta"):
-        network = build_network(config, image_shape, classes)
-        parameters = list(network.parameters())
-
-        def forward(batch: int) -> None:
-            masks = [torch.ones(batch, *shape, dtype=torch.bool) for shape in network.dropout_shapes]
-            labels = torch.zeros(batch, dtype=torch.long) if classes else None
-            network(torch.zeros(batch, *image_shape), torch.zeros(batch), labels, masks if config.dropout else None)
-
-        one, two = _SavedBytes(parameters), _SavedBytes(parameters)
-        with FlopCounterMode(display=False) as counter:
-            forward(1)
-        for batch, saved in ((1, one), (2, two)):
-            with _FusedAttention(), saved_tensors_hooks(saved.pack, lambda tensor: tensor):
-                forward(batch)
-    per_image = two.total() - one.total()
-    return _NetworkCost(
-        sum(parameter.numel() for parameter in parameters),
-        counter.get_total_flops(),
-        saved_once=one.total() - per_image,
-        saved_per_image=per_image,
-    )
-
-
-class _FusedAttention(TorchFunctionMode):
-    """Attention by a fused kernel, which torch would not choose on the meta device: it keeps far less."""
-
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if function is torch.nn.functional.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*arguments)[0]
-        return function(*arguments, **(options or {}))
-
-
-class _SavedBytes:
-    """The bytes of all storages that autograd keeps, each once, without those of the parameters."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
-        self._parameters = {parameter.untyped_storage()._cdata for parameter in parameters}
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Take note of a tensor that autograd saves."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._parameters:
-            self._storages[storage._cdata] = storage
-        return tensor
-
-    def total(self) -> int:
-        """The bytes so far."""
-        return sum(storage.nbytes() for storage in self._storages.values())
+    return recipe.image_shape, Classes(recipe.classes) if recipe.conditional and recipe.classes else None

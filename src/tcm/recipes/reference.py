@@ -1,5 +1,6 @@
 """The reference of all keys, written from the schema; `python -m tcm.recipes.reference docs/recipes.md` renews it."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import NoneType, UnionType
@@ -9,21 +10,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tcm.networks import DDPMppConfig, EDM2Config
-from tcm.recipes.fields import (
-    ConstantAverage,
-    DataSpec,
-    GuardSpec,
-    LogNormalTimes,
-    LogStudentTTimes,
-    PairsStage,
-    PowerAverage,
-    PseudoHuberDistance,
-    SquaredL2Distance,
-    StageBase,
-)
+from tcm.method.averaging import ConstantDecay, PowerDecay
+from tcm.method.curriculum import Curriculum
+from tcm.method.distances import PseudoHuber, SquaredL2
+from tcm.method.times import LogNormal, LogStudentT
+from tcm.networks import NETWORKS
 from tcm.recipes.resolve import TAGS, toml_value
-from tcm.recipes.schema import ConsistencyStage, DiffusionStage, Recipe, TruncatedStage
+from tcm.recipes.schema import DataSpec, Recipe
+from tcm.recipes.stages import STAGES, GuardSpec, PairsStage, Stage
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
@@ -32,22 +26,26 @@ MARK = "<!-- Below this line: written by `python -m tcm.recipes.reference docs/r
 SECTIONS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None], ...] = (
     ("The recipe", Recipe, None),
     ("`[data]`", DataSpec, None),
-    ('`[network]` with `kind = "ddpmpp"`', DDPMppConfig, None),
-    ('`[network]` with `kind = "edm2"`', EDM2Config, None),
-    ("`[stages.NAME]`: every stage", StageBase, None),
-    ('`objective = "diffusion"`: also', DiffusionStage, StageBase),
-    ('`objective = "consistency"` or `"truncated"`: also', PairsStage, StageBase),
-    ('`objective = "consistency"`: also', ConsistencyStage, PairsStage),
-    ('`objective = "truncated"`: also', TruncatedStage, PairsStage),
-    ('`times` with `kind = "lognormal"`', LogNormalTimes, None),
-    ('`times` with `kind = "logstudentt"`', LogStudentTTimes, None),
-    ('`distance` with `kind = "pseudo_huber"`', PseudoHuberDistance, None),
-    ('`distance` with `kind = "squared_l2"`', SquaredL2Distance, None),
-    ('one of `averages` with `kind = "constant"`', ConstantAverage, None),
-    ('one of `averages` with `kind = "power"`', PowerAverage, None),
+    *((f"`[network]` with `kind = {toml_value(kind)}`", config, None) for kind, config in NETWORKS.items()),
+    ("`[stages.NAME]`: every stage", Stage, None),
+    ('`objective = "diffusion"`: also', STAGES["diffusion"], Stage),
+    ('`objective = "consistency"` or `"truncated"`: also', PairsStage, Stage),
+    ('`objective = "consistency"`: also', STAGES["consistency"], PairsStage),
+    ('`objective = "truncated"`: also', STAGES["truncated"], PairsStage),
     ("`guard`", GuardSpec, None),
 )
 """Title, model, and the model whose keys an earlier section has described."""
+
+VALUES: tuple[tuple[str, type], ...] = (
+    ("`times`", LogNormal),
+    ("`times`", LogStudentT),
+    ("`curriculum`", Curriculum),
+    ("`distance`", PseudoHuber),
+    ("`distance`", SquaredL2),
+    ("one of `averages`", ConstantDecay),
+    ("one of `averages`", PowerDecay),
+)
+"""Keys whose values are those of `tcm.method` itself."""
 
 
 def reference() -> str:
@@ -61,7 +59,18 @@ def reference() -> str:
             field = model.model_fields[name]
             lines.append(f"| `{name}` | {_type(field)} | {_default(name, field)} | {meaning(model, name)} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(lines + _values())
+
+
+def _values() -> list[str]:
+    lines = ["### Values of the method", "", "| key | table | meaning |", "|---|---|---|"]
+    for key, kind in VALUES:
+        fields = dataclasses.fields(kind)
+        shown = {field.name: "…" if field.default is dataclasses.MISSING else field.default for field in fields}
+        table = toml_value({name: value for name, value in shown.items() if value is not None})
+        first = (kind.__doc__ or "").splitlines()[0]
+        lines.append(f"| {key} | `{table}` | {first} |")
+    return [*lines, ""]
 
 
 def renewed(page: str) -> str:

@@ -220,7 +220,7 @@ def _in_order(tree: Tree, source: str) -> Tree:
 
 
 def _with_nulls(value: object) -> object:
-    """"none" as the null that TOML does not have."""
+    """ "none" as the null that TOML does not have."""
     match value:
         case dict():
             return {key: _with_nulls(item) for key, item in value.items()}

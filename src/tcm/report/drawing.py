@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -126,9 +127,7 @@ def _draw(model: Model, steps: int) -> Drawn:
             model.sample(SAMPLES, steps=steps)
             seconds, count = seconds + time.perf_counter() - start, count + SAMPLES
     sampler, described = model.sampler, Sampling(steps=steps).describe(model)
-    return Drawn(
-        sampler.name(steps), steps, sampler.evaluations(steps), described, quantise(images), count / seconds
-    )
+    return Drawn(sampler.name(steps), steps, sampler.evaluations(steps), described, quantise(images), count / seconds)
 
 
 def _showpiece(stage: StageRecord, model: Model) -> Showpiece:

@@ -12,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from tcm.method.objectives import Consistency, Diffusion, TruncatedConsistency
-from tcm.recipes.fields import TruncatedStage
-from tcm.recipes.schema import Recipe, objective_of, time_range
+from tcm.recipes.schema import Recipe
 from tcm.report.headline import Curve
 from tcm.report.runs import StageRecord
 from tcm.training.metrics import time_bins

@@ -11,9 +11,7 @@ from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
 from tcm.devices import peak_memory
 from tcm.errors import TcmError
-from tcm.method.objectives import Consistency, TruncatedConsistency
 from tcm.method.preconditioning import c_skip
-from tcm.recipes.fields import ConsistencyStage
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Tracker, Window
 from tcm.training.noise import GOOD, measure_noise, refuse_noise
@@ -36,6 +34,7 @@ class Fit:
     trainer: Trainer
     batches: BatchSource
     card: ModelCard
+    t_max: float
     folder: Path
     checkpoints: Checkpoints
     progress: StageProgress
@@ -126,7 +125,7 @@ class Fit:
     def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
-        retry, skipped = trainer.retry + 1, trainer.guard.skipped
+        retry, skipped = trainer.retry + 1, trainer.learner.guard.skipped
         newest = self.checkpoints.newest().path
         with trainer.processes.agreeing():
             if newest is None:
@@ -139,7 +138,7 @@ class Fit:
                 )
         position = self.checkpoints.load(newest, trainer.tensors())
         trainer.restore(position)
-        trainer.retry, trainer.guard = retry, replace(position.guard, in_a_row=0, skipped=skipped)
+        trainer.retry, trainer.learner.guard = retry, replace(position.guard, in_a_row=0, skipped=skipped)
         if self.metrics is not None:
             self.metrics.rewind(position.step, keep_events=True)
         self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
@@ -154,18 +153,16 @@ class Fit:
 
     def _checkpoint_at(self, step: int) -> bool:
         """At each interval, but not while updates are being skipped: a checkpoint to go back to is a good one."""
-        return step % self.trainer.stage.checkpoint_every == 0 and self.trainer.guard.in_a_row == 0
+        return step % self.trainer.stage.checkpoint_every == 0 and self.trainer.learner.guard.in_a_row == 0
 
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
         values = window.summary() | {
-            "learning_rate": learning_rate(trainer.stage, step - 1, trainer.schedule_offset),
-            "skipped": trainer.guard.skipped,
+            "learning_rate": learning_rate(trainer.stage, step - 1, trainer.learner.schedule_offset),
+            "skipped": trainer.learner.guard.skipped,
             "memory": peak_memory(trainer.processes.device),
         }
-        objective = trainer.objective
-        if isinstance(objective, Consistency | TruncatedConsistency):
-            values["ratio"] = objective.pairs.curriculum.ratio(step - 1)
+        values |= trainer.objective.schedule(step - 1)
         self.progress.report(step, values)
         self._write({"step": step} | values)
         for tracker in self.trackers:
@@ -174,7 +171,7 @@ class Fit:
     def _samples_at(self, step: int) -> bool:
         """At each interval and at the end; a stage that ends below T has learnt nothing about pure noise."""
         stage = self.trainer.stage
-        if stage.sample_every == 0 or (isinstance(stage, ConsistencyStage) and stage.t_high is not None):
+        if stage.sample_every == 0 or self.card.t_max < self.t_max:
             return False
         return step % stage.sample_every == 0 or step == stage.steps
 
@@ -192,8 +189,9 @@ class Fit:
         of_data = float(to_float(loaded.images).std(0).mean())
         T = torch.tensor(self.card.t_max)
         of_noise = float(c_skip(T, self.card.sigma_data) * T)
-        if self.card.kind != "diffusion" and spread < of_noise + COLLAPSE * of_data:
-            remedy = "raise boundary_weight or boundary_fraction" if self.card.kind == "truncated" else "train longer"
+        model = Model(self.trainer.student, self.card)
+        if model.sampler.generates_at_once and spread < of_noise + COLLAPSE * of_data:
+            remedy = self.trainer.stage.collapse_remedy
             self._event(step, "collapse", f"one-step samples hardly differ (spread {spread:.2g}); {remedy}")
 
     def _event(self, step: int, event: str, reason: str) -> None:

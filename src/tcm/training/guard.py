@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
-from tcm.recipes.fields import GuardSpec
+from tcm.recipes.stages import GuardSpec
 
 Verdict = Literal["good", "skip", "go back"]
 

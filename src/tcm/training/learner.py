@@ -122,9 +122,7 @@ class Learner:
 
     def position(self) -> LearnerPosition:
         """What a checkpoint needs besides the tensors."""
-        return LearnerPosition(
-            guard=self.guard, scaler=self.scaler.state_dict() if self.scaler.is_enabled() else {}
-        )
+        return LearnerPosition(guard=self.guard, scaler=self.scaler.state_dict() if self.scaler.is_enabled() else {})
 
     def restore(self, position: LearnerPosition) -> None:
         """Resume from a checkpoint's position; its tensors have been read in place."""

@@ -5,7 +5,7 @@ may be all that is left of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
@@ -17,8 +17,7 @@ from torch.nn.functional import cosine_similarity
 from tcm.data.loader import BatchSource, LoadedBatch
 from tcm.errors import TcmError
 from tcm.method.distances import Distance
-from tcm.method.objectives import Consistency, Objective, TruncatedConsistency
-from tcm.recipes.fields import Precision
+from tcm.recipes.stages.base import Precision
 from tcm.training.metrics import TIME_BINS
 from tcm.training.precision import autocast, products
 from tcm.training.trainer import Trainer
@@ -119,7 +118,8 @@ class _Observed:
 def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Observed:
     """The gradient of a batch's loss, and f(x_t) − f(x_r) of its pairs, in a precision."""
     step, device, student = trainer.stage.steps - 1, trainer.processes.device, trainer.student
-    objective, differences = _watched(trainer.objective)
+    differences: list[Tensor] = []
+    objective = trainer.objective.comparing_by(lambda distance: _Watched(distance, differences))
     times = []
     # Half as many rows at once as in training: in fp32 they take as much memory.
     parts = min(2 * trainer.stage.accumulation, len(loaded.images))
@@ -127,32 +127,25 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
         for micro, _ in trainer.micro_batches(loaded, parts):
             with autocast(precision, device):
                 losses = objective.loss(trainer.models, micro, step, trainer.streams(step, micro))
-            torch.autograd.backward(losses.total * trainer.scaler.get_scale() * trainer.processes.count)
+            torch.autograd.backward(losses.total * trainer.learner.scaler.get_scale() * trainer.processes.count)
             times.append(losses.t)
     gradient = [parameter.grad for parameter in student.parameters() if parameter.grad is not None]
     student.zero_grad(set_to_none=True)
-    if not trainer.sharded:
+    if not trainer.learner.sharded:
         gradient = [trainer.processes.sum(part) for part in gradient]
     return _Observed([part.to_local() if isinstance(part, DTensor) else part for part in gradient], differences, times)
 
 
 @dataclass(frozen=True)
 class _Watched:
-    """A distance that also keeps the differences it is given."""
+    """A distance that also keeps the differences it is given, in `seen`."""
 
     distance: Distance
-    seen: list[Tensor] = field(default_factory=list)
+    seen: list[Tensor]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.seen.append((x - y).detach())
         return self.distance(x, y)
-
-
-def _watched(objective: Objective) -> tuple[Objective, list[Tensor]]:
-    if not isinstance(objective, Consistency | TruncatedConsistency):
-        return objective, []
-    distance = _Watched(objective.pairs.distance)
-    return replace(objective, pairs=replace(objective.pairs, distance=distance)), distance.seen
 
 
 def _gradient_cosine(trainer: Trainer, exact: _Observed, rounded: _Observed) -> float:
@@ -160,7 +153,7 @@ def _gradient_cosine(trainer: Trainer, exact: _Observed, rounded: _Observed) -> 
     products = torch.zeros(3)
     for a, b in zip(exact.gradient, rounded.gradient, strict=True):
         products += torch.stack([(a * b).sum(), a.square().sum(), b.square().sum()]).cpu()
-    if trainer.sharded:
+    if trainer.learner.sharded:
         products = trainer.processes.sum(products.to(trainer.processes.device)).cpu()
     both, one, other = products.double().tolist()
     cosine = both / (one * other) ** 0.5 if one * other > 0 else 0.0

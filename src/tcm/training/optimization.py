@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from tcm.recipes.fields import Stage
+from tcm.recipes.stages import Stage
 
 
 def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimizer:

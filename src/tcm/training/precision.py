@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from tcm.devices import fp32_products
-from tcm.recipes.fields import Precision
+from tcm.recipes.stages.base import Precision
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

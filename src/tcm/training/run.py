@@ -1,4 +1,4 @@
-"""A run: the stages of a recipe in order, each into its folder, going on where it stopped."""
+"""A run: the stages of a recipe in order, each into its folder; an interrupted one resumes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -14,10 +14,9 @@ from torch.distributed.tensor import DTensor
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
 from tcm.data.files import atomic_write
 from tcm.errors import TcmError
-from tcm.method.objectives import Models
-from tcm.recipes.fields import DiffusionStage, TruncatedStage
+from tcm.method.conditions import Classes
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, objective_of, offset_of
+from tcm.recipes.schema import Recipe, offset_of, roles_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
@@ -27,7 +26,7 @@ from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
-from tcm.training.start import Sources, StageModels, card_of, check_run, stage_models
+from tcm.training.start import Sources, card_of, check_run, stage_models
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
@@ -47,8 +46,8 @@ class Settings:
 
 def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
     """The folder of each stage: 0-diffusion, 1-consistency, 2-truncated; without stage 0 the count begins at 1."""
-    first = 0 if isinstance(next(iter(recipe.stages.values())), DiffusionStage) else 1
-    return {name: run / f"{place}-{name}" for place, name in enumerate(recipe.stages, start=first)}
+    first = 0 if next(iter(recipe.stages.values())).sampler == "heun" else 1
+    return {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Run:
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
 
-        Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
+        Called again on the same folder it resumes, and ends with the same weights, bit for bit.
         """
         with (
             stop_requests(patient=self.processes.count > 1) as stop,
@@ -76,10 +75,10 @@ class Run:
                 _check_recipe(self.recipe, self.folder)
                 init = _noted_init(self.settings.init, self.folder)
                 data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
-                classes = _check_data(self.recipe, data)
+                condition = _check_data(self.recipe, data)
                 batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
                 folders = stage_folders(self.recipe, self.folder)
-                cards = {name: card_of(self.recipe, name, data.shape, classes) for name in folders}
+                cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
                 check_run(self.recipe, cards, folders, init)
             done: dict[str, Path] = {}
             models_here = [folder / "model" for folder in folders.values()]
@@ -105,7 +104,7 @@ class Run:
         folder: Path,
         batches: BatchSource,
         card: ModelCard,
-        models: StageModels,
+        models: dict[str, Model],
         stop: StopRequest,
     ) -> bool:
         stage = self.recipe.stages[name]
@@ -125,7 +124,9 @@ class Run:
                         for tracker in self.settings.trackers
                     ]
             progress = opened.enter_context(stage_progress(self.console, folder.name, stage.steps))
-            finished = Fit(trainer, batches, card, folder, checkpoints, progress, metrics, trackers).run(stop)
+            finished = Fit(
+                trainer, batches, card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
+            ).run(stop)
             if finished:
                 self._save_model(trainer, card, folder / "model")
         return finished
@@ -146,29 +147,22 @@ class Run:
             window=spec.window,
         )
 
-    def _trainer(self, name: str, models: StageModels) -> Trainer:
+    def _trainer(self, name: str, models: dict[str, Model]) -> Trainer:
         """Place the models on the device, shard and compile them as the run wants it."""
-        stage, device = self.recipe.stages[name], self.processes.device
-        for helper in (models.frozen, models.teacher):
-            if helper is not None:
-                helper.to(device).denoiser.requires_grad_(False)
-        if isinstance(stage, TruncatedStage) and models.frozen is not None and stage.frozen_precision == "bf16":
-            store_in_bfloat16(models.frozen.denoiser.network)
-        student = models.student.to(device).denoiser
-        everyone = [student, *(helper.denoiser for helper in (models.frozen, models.teacher) if helper is not None)]
-        for denoiser in everyone:
+        stage, roles = self.recipe.stages[name], roles_of(self.recipe, name)
+        for key, model in models.items():
+            model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
+            if roles[key].precision == "bf16":
+                store_in_bfloat16(model.denoiser.network)
             if self.settings.sharded:
-                shard(denoiser)
+                shard(model.denoiser)
             if stage.compile:
-                denoiser.network.compile()
+                model.denoiser.network.compile()
         return Trainer(
             stage,
-            objective_of(self.recipe, stage),
-            Models(
-                student,
-                None if models.frozen is None else models.frozen.denoiser,
-                None if models.teacher is None else models.teacher.denoiser,
-            ),
+            stage.build(self.recipe),
+            {key: model.denoiser for key, model in models.items()},
+            roles,
             self.processes,
             seed=(self.recipe.seed, name),
             bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
@@ -177,7 +171,7 @@ class Run:
 
     def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
         """Write the stage's first average as its model."""
-        weights = {name: _whole(tensor) for name, tensor in trainer.averages[0].state_dict().items()}
+        weights = {name: _whole(tensor) for name, tensor in trainer.learner.averages[0].state_dict().items()}
         if self.processes.first:
             with torch.device("meta"):
                 model = Model.fresh(card)
@@ -255,8 +249,8 @@ def _note(run: Path, recipe: Recipe, init: str | None) -> None:
                 file.write(text.encode())
 
 
-def _check_data(recipe: Recipe, data: Dataset | Stream) -> int:
-    """Check that the data is what the recipe says; returns the number of classes that the network is told."""
+def _check_data(recipe: Recipe, data: Dataset | Stream) -> Classes | None:
+    """Check that the data is what the recipe says; returns the condition that the network is given."""
     if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
             f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
@@ -270,7 +264,7 @@ def _check_data(recipe: Recipe, data: Dataset | Stream) -> int:
         raise TcmError(
             f"data.path={recipe.data.path} has {data.classes} classes, and classes={recipe.classes}; correct it"
         )
-    return data.classes if recipe.conditional else 0
+    return Classes(data.classes) if recipe.conditional else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

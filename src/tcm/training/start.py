@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from tcm.errors import TcmError
-from tcm.method.objectives import TruncatedConsistency
+from tcm.method.conditions import ConditionKind
 from tcm.method.streams import derive_seed
-from tcm.recipes.fields import DiffusionStage, PairsStage, Stage, TruncatedStage, time_range
-from tcm.recipes.schema import Recipe, network_of, objective_of
+from tcm.networks import ImageShape
+from tcm.recipes.schema import Recipe, network_of, roles_of
+from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
 
-Role = Literal["init", "frozen", "teacher"]
+KINDS = {"heun": "diffusion", "consistency": "consistency"}
+"""What people call a model that is sampled in this way."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,6 @@ class Sources:
         return self.earlier.get(reference, reference)
 
 
-@dataclass(frozen=True)
-class StageModels:
-    """The student at its start, and the models that help it."""
-
-    student: Model
-    frozen: Model | None
-    teacher: Model | None
-
-
 def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[str, Path], init: str | None) -> None:
     """Refuse now what any stage of a run that is not done would refuse when it starts: a network, a model."""
     earlier: dict[str, Path | ModelCard] = {}
@@ -68,72 +60,45 @@ def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[s
             continue
         with torch.device("meta"):
             Model.fresh(cards[name])
-        for role, reference in references(recipe.stages[name]).items():
-            given = Sources(earlier, init).card(f"{name}.{role}", reference)
-            check_role(recipe, name, role, given, cards[name])
+        for role in roles_of(recipe, name).values():
+            if role.source != "scratch":
+                given = Sources(earlier, init).card(f"{name}.{role.key}", role.source)
+                _check_role(name, role, given, cards[name])
         earlier[name] = cards[name]
 
 
-def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> StageModels:
-    """The models of a stage, each checked to fit."""
-    student = _fresh(card, recipe.seed, name)
-    given: dict[Role, Model] = {}
-    for role, reference in references(recipe.stages[name]).items():
-        given[role] = sources.model(f"{name}.{role}", reference)
-        check_role(recipe, name, role, given[role].card, card)
-    if "init" in given:
-        _copy_weights(given["init"], student)
-    return StageModels(student, given.get("frozen"), given.get("teacher"))
+def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> dict[str, Model]:
+    """The models of a stage by their role, each checked to fit."""
+    models = {}
+    for key, role in roles_of(recipe, name).items():
+        given = None if role.source == "scratch" else sources.model(f"{name}.{role.key}", role.source)
+        if given is not None:
+            _check_role(name, role, given.card, card)
+        if given is None or role.trained:
+            models[key] = _fresh(card, recipe.seed, name if key == "student" else f"{name}.{key}")
+            if given is not None:
+                _copy_weights(given, models[key])
+        else:
+            models[key] = given
+    return models
 
 
-def references(stage: Stage) -> dict[Role, str]:
-    """The models that a stage needs, each in the recipe's words.
-
-    >>> from tcm.recipes.resolve import resolve
-    >>> references(resolve("digits").stages["truncated"])
-    {'init': 'previous', 'frozen': 'previous', 'teacher': 'diffusion'}
-    """
-    found: dict[Role, str] = {}
-    if stage.init != "scratch":
-        found["init"] = stage.init
-    if isinstance(stage, TruncatedStage):
-        found["frozen"] = stage.frozen
-    if isinstance(stage, PairsStage) and stage.teacher is not None:
-        found["teacher"] = stage.teacher
-    return found
-
-
-def check_role(recipe: Recipe, name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
-    """Refuse a model that cannot play this role in a stage that makes the model `wanted`."""
-    stage = recipe.stages[name]
-    what = f"{name}.{role}={references(stage)[role]}"
-    if role == "teacher":
-        _check_teacher(what, given, wanted)
-        return
-    _check_fits(what, given, wanted)
-    objective = objective_of(recipe, stage)
-    if role == "frozen" and isinstance(objective, TruncatedConsistency):
-        _check_frozen(what, objective, given)
-
-
-def card_of(recipe: Recipe, name: str, image_shape: tuple[int, int, int], classes: int) -> ModelCard:
+def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: ConditionKind | None) -> ModelCard:
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
-    t_min, t_max = time_range(recipe, stage)
-    truncated = isinstance(stage, TruncatedStage)
+    t_min, t_max = stage.span(recipe)
     return ModelCard(
         kind=stage.objective,
+        sampler=stage.sampler,
         network=network_of(recipe, stage),
         image_shape=image_shape,
-        classes=classes,
+        condition=condition,
         sigma_data=recipe.sigma_data,
         t_min=t_min,
         t_max=t_max,
-        t_prime=t_min if truncated else None,
         second_time=recipe.second_time,
-        uncertainty=recipe.uncertainty if isinstance(stage, DiffusionStage) else 0,
         provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps),
-    )
+    ).model_copy(update=stage.card_fields(recipe))
 
 
 def _fresh(card: ModelCard, seed: int, name: str) -> Model:
@@ -149,43 +114,34 @@ def _copy_weights(source: Model, student: Model) -> None:
     student.denoiser.load_state_dict(weights)
 
 
-def _check_fits(what: str, given: ModelCard, wanted: ModelCard) -> None:
-    """Refuse a model of another network, image shape, classes or sigma_data; dropout is free to differ."""
-    found, needed = (
-        {f"network.{key}": value for key, value in card.network.model_dump(exclude={"dropout"}).items()}
-        | card.model_dump(include={"image_shape", "classes", "sigma_data"})
-        for card in (given, wanted)
-    )
-    # The kind of a network comes before its other keys, which differ with it.
-    for field in ("network.kind", *needed):
+def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
+    """Refuse a model that cannot play this role in a stage that makes the model `wanted`."""
+    what = f"{name}.{role.key}={role.source}"
+    if role.sampler is not None and given.sampler != role.sampler:
+        raise TcmError(
+            f"{what} is a {KINDS[given.sampler]} model, and this stage needs a {KINDS[role.sampler]} model there; "
+            f"name another"
+        )
+    fields = {"image_shape", "condition"} | ({"sigma_data"} if role.same_network else set())
+    found, needed = (_traits(card, fields, role.same_network) for card in (given, wanted))
+    for field in needed:
         if found.get(field) != needed[field]:
             raise TcmError(
                 f"{what} has {field} {found.get(field)}, and this recipe needs {needed[field]}; make them the same"
             )
-
-
-def _check_frozen(what: str, objective: TruncatedConsistency, frozen: ModelCard) -> None:
-    if frozen.kind == "diffusion":
+    low, high = given.t_min, given.t_max
+    if (role.lowest is not None and role.lowest < low) or (role.highest is not None and role.highest > high):
+        asked = " to ".join(f"{t:.4g}" for t in (role.lowest, role.highest) if t is not None)
         raise TcmError(
-            f"{what} is a diffusion model, and a consistency model is needed below t_prime; train a consistency stage "
-            f"first"
-        )
-    t = torch.tensor([objective.t_prime], dtype=torch.float64)
-    earliest = float(t - objective.pairs.curriculum.delta(t, 0))
-    if not frozen.t_min <= earliest or not objective.t_prime <= frozen.t_max:
-        raise TcmError(
-            f"t_prime={objective.t_prime:g} asks {what} for t from {earliest:.4g}, and it is defined on "
-            f"[{frozen.t_min:g}, {frozen.t_max:g}]; choose t_prime inside that range"
+            f"{what} is asked for times of {asked}, and it is defined from {low:g} to {high:g}; change one of them"
         )
 
 
-def _check_teacher(what: str, teacher: ModelCard, wanted: ModelCard) -> None:
-    if teacher.kind != "diffusion":
-        raise TcmError(f"{what} is a {teacher.kind} model, and only a diffusion model can teach; name another")
-    if (teacher.image_shape, teacher.classes) != (wanted.image_shape, wanted.classes):
-        raise TcmError(
-            f"{what} makes images {teacher.image_shape} of {teacher.classes} classes, and this recipe "
-            f"{wanted.image_shape} of {wanted.classes}; name another"
-        )
-    if teacher.t_max < wanted.t_max:
-        raise TcmError(f"{what} is defined up to t_max={teacher.t_max:g}, below {wanted.t_max:g}; lower t_max")
+def _traits(card: ModelCard, fields: set[str], network: bool) -> dict[str, object]:
+    """What two models must share; dropout is free to differ, and a network's kind comes before its other keys."""
+    traits: dict[str, object] = {}
+    if network:
+        traits["network.kind"] = card.network.kind
+        keys = card.network.model_dump(exclude={"dropout"})
+        traits |= {f"network.{key}": value for key, value in keys.items()}
+    return traits | card.model_dump(include=fields)

@@ -11,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tcm.errors import TcmError
+from tcm.method.conditions import Classes, ConditionKind
+from tcm.networks import ImageShape
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
 from tcm.weights.model import Model, ModelCard, Provenance
 from tcm.weights.pickles import Refused, refusal, shown
@@ -108,7 +110,7 @@ def import_checkpoint(
         t_min=denoiser.t_min,
         t_max=denoiser.t_max,
         t_prime=t_prime,
-        second_time=second_time or max(published_second_time(image_shape, classes), low),
+        second_time=second_time or max(published_second_time(image_shape, condition), low),
         uncertainty=head.weight.numel() if head else 0,
         provenance=Provenance(imported_from=path.name, licence=found.licence),
     )
@@ -116,13 +118,13 @@ def import_checkpoint(
     return Imported(Model(denoiser, card), found, ignored, parameters)
 
 
-def published_second_time(image_shape: tuple[int, int, int], classes: int) -> float:
+def published_second_time(image_shape: ImageShape, condition: ConditionKind | None) -> float:
     """The time of the second of two sampling steps in the paper, by the data: ImageNet-64, or anything else.
 
-    >>> published_second_time((3, 64, 64), 1000), published_second_time((3, 32, 32), 0)
+    >>> published_second_time((3, 64, 64), Classes(1000)), published_second_time((3, 32, 32), None)
     (1.526, 1.0)
     """
-    return 1.526 if (image_shape, classes) == ((3, 64, 64), 1000) else 1.0
+    return 1.526 if (image_shape, condition) == ((3, 64, 64), Classes(1000)) else 1.0
 
 
 def read_checkpoint(path: Path) -> Found:

@@ -24,6 +24,7 @@ from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
+
 class Provenance(BaseModel):
     """Where a model comes from: a run's recipe, stage and step, or an imported file and its licence."""
 

@@ -1,7 +1,7 @@
 """What every objective shares: the models and the batch that go in, the losses that come out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tcm.errors import TcmError
 from tcm.method.conditions import Condition
+from tcm.method.distances import Distance
 from tcm.method.preconditioning import Denoiser, Masks
 from tcm.method.streams import SampleStreams
 from tcm.method.times import TimeDistribution
@@ -62,10 +63,12 @@ class Objective(ABC):
     times: TimeDistribution
 
     @abstractmethod
-    def loss(
-        self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student"
-    ) -> Losses:
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         """The loss of the network whose `turn` it is: the role whose weights move in this update."""
+
+    def comparing_by(self, change: Callable[[Distance], Distance]) -> "Objective":
+        """The objective with its pairs' distance changed; one without pairs is itself."""
+        return self
 
     def schedule(self, step: int) -> dict[str, float]:
         """What the objective changes over the steps, by name: for metrics and figures."""

@@ -1,6 +1,8 @@
 """Consistency training and distillation. TCM Eq. 4 and 5: stage 1, and what stage 2 shares with it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -99,3 +101,7 @@ class Consistency(Objective):
     def schedule(self, step: int) -> dict[str, float]:
         """The ratio r/t of a pair's times, for large t."""
         return {"ratio": self.pairs.curriculum.ratio(step)}
+
+    def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:
+        """The objective with its pairs' distance changed."""
+        return replace(self, pairs=replace(self.pairs, distance=change(self.pairs.distance)))

@@ -1,7 +1,9 @@
 """Truncated consistency training. TCM Eq. 6–11, Algorithm 1: stage 2."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, floor
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from tcm.devices import to_device
 from tcm.errors import TcmError
 from tcm.method.curriculum import Curriculum
+from tcm.method.distances import Distance
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
 from tcm.method.objectives.consistency import Pairs
 from tcm.method.streams import SampleStreams
@@ -73,3 +76,7 @@ class TruncatedConsistency(Objective):
     def schedule(self, step: int) -> dict[str, float]:
         """The ratio r/t of a pair's times, for large t."""
         return {"ratio": self.pairs.curriculum.ratio(step)}
+
+    def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:
+        """The objective with its pairs' distance changed."""
+        return replace(self, pairs=replace(self.pairs, distance=change(self.pairs.distance)))

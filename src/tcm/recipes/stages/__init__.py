@@ -6,13 +6,26 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from tcm.foundation.plugins import find_class
-from tcm.recipes.stages.base import GuardSpec, Setting, Spec, Stage
-from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.recipes.stages.base import GuardSpec, Setting, Spec, Stage, Times
+from tcm.recipes.stages.consistency import ConsistencyStage, PairsStage
 from tcm.recipes.stages.diffusion import DiffusionStage
 from tcm.recipes.stages.roles import Role, Rows, Turn
 from tcm.recipes.stages.truncated import TruncatedStage
 
-__all__ = ["STAGES", "AnyStage", "GuardSpec", "Role", "Rows", "Setting", "Spec", "Stage", "Turn", "stage_class"]
+__all__ = [
+    "STAGES",
+    "AnyStage",
+    "GuardSpec",
+    "PairsStage",
+    "Role",
+    "Rows",
+    "Setting",
+    "Spec",
+    "Stage",
+    "Times",
+    "Turn",
+    "stage_class",
+]
 
 STAGES: dict[str, type[Stage]] = {
     "diffusion": DiffusionStage,

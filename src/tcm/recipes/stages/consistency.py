@@ -40,9 +40,7 @@ class PairsStage(Stage):
             return {}
         _, high = self.span(setting)
         guided = self.guidance != 1
-        teacher = Role(
-            "teacher", self.teacher, sampler="heun", highest=high, knows_null=guided, same_network=False
-        )
+        teacher = Role("teacher", self.teacher, sampler="heun", highest=high, knows_null=guided, same_network=False)
         return {"teacher": teacher}
 
     def rows(self) -> Rows:
