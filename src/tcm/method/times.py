@@ -18,7 +18,7 @@ GRID_POINTS = 2**15
 
 @dataclass(frozen=True)
 class TimeDistribution(ABC):
-    """ln t = mean + std z for a standard z, truncated to t in [low, high]; where unset, these are EDM's 0.002 and 80."""
+    """ln t = mean + std z for a standard z, truncated to t in [low, high]; unset, these are EDM's 0.002 and 80."""
 
     mean: float
     std: float

@@ -87,18 +87,19 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
     t_min, t_max = stage.span(recipe)
-    return ModelCard(
-        kind=stage.objective,
-        sampler=stage.sampler,
-        network=network_of(recipe, stage),
-        image_shape=image_shape,
-        condition=condition,
-        sigma_data=recipe.sigma_data,
-        t_min=t_min,
-        t_max=t_max,
-        second_time=recipe.second_time,
-        provenance=Provenance(recipe=recipe.name, stage=name, step=stage.steps),
-    ).model_copy(update=stage.card_fields(recipe))
+    fields = {
+        "kind": stage.objective,
+        "sampler": stage.sampler,
+        "network": network_of(recipe, stage),
+        "image_shape": image_shape,
+        "condition": condition,
+        "sigma_data": recipe.sigma_data,
+        "t_min": t_min,
+        "t_max": t_max,
+        "second_time": recipe.second_time,
+        "provenance": Provenance(recipe=recipe.name, stage=name, step=stage.steps),
+    }
+    return ModelCard.model_validate(fields | stage.card_fields(recipe))
 
 
 def _fresh(card: ModelCard, seed: int, name: str) -> Model:

@@ -1,6 +1,6 @@
 """What each stage minimises: diffusion, consistency, truncated consistency. TCM Eq. 4–11, Algorithm 1.
 
-Every objective keeps drawing (t, ε, masks) apart from computing with what was drawn, `loss_at(models, batch, step, draw)`.
+Every objective keeps drawing (t, ε, masks) apart from computing with what was drawn (`loss_at`).
 """
 
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective

@@ -36,7 +36,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Draw:
-    """What is random in a step: times t (float64, CPU), noise ε, dropout masks, the condition as the network sees it."""
+    """What is random in a step: times t (float64, CPU), noise ε, dropout masks, and the condition as seen."""
 
     t: Tensor
     eps: Tensor
