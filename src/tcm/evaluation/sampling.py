@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tcm.data import to_uint8
 from tcm.devices import free_memory
 from tcm.errors import TcmError
-from tcm.recipes.cost import activation_bytes
 from tcm.weights import Model
 
 HEUN_STEPS = 18
@@ -48,8 +47,23 @@ def sampling_batch(model: Model, memory: int | None = None) -> int:
     """
     if memory is None:
         memory = free_memory(next(model.denoiser.parameters()).device) // 4
-    card = model.card
-    return max(1, min(MOST_AT_ONCE, memory // activation_bytes(card.network, card.image_shape, card.classes)))
+    return max(1, min(MOST_AT_ONCE, memory // bytes_per_image(model)))
+
+
+def bytes_per_image(model: Model) -> int:
+    """Bytes that all modules put out for one image: more than sampling ever holds at once."""
+    sizes: list[int] = []
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        sizes.append(output.nbytes)
+
+    hooks = [module.register_forward_hook(note) for module in model.denoiser.modules()]
+    try:
+        model.sample(1, steps=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(sizes)
 
 
 def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int | None = None) -> Iterator[Tensor]:

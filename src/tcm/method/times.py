@@ -1,13 +1,15 @@
 """ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. F."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log
 
 import numpy as np
+import scipy  # its parts load at their first use
 import torch
-from scipy import stats
 from torch import Tensor
 
 from tcm.errors import TcmError
@@ -31,7 +33,7 @@ class TimeDistribution(ABC):
             raise TcmError(f"std={self.std:g} of ln t must lie above 0")
 
     @abstractmethod
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """The distribution of z."""
 
     def quantile(self, u: Tensor) -> Tensor:
@@ -66,9 +68,9 @@ class TimeDistribution(ABC):
 class LogNormal(TimeDistribution):
     """ln t ~ N(mean, std²): stage 1, and the diffusion model's training."""
 
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """The standard normal distribution."""
-        return stats.norm()
+        return scipy.stats.norm()
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ class LogStudentT(TimeDistribution):
         if not self.nu > 0:
             raise TcmError(f"nu={self.nu:g} must lie above 0")
 
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """Student's t distribution."""
-        return stats.t(self.nu)
+        return scipy.stats.t(self.nu)
 
 
-def _interval_masses(standard: stats.rv_continuous, z: np.ndarray) -> np.ndarray:
+def _interval_masses(standard: scipy.stats.rv_continuous, z: np.ndarray) -> np.ndarray:
     """P(z_i < Z < z_{i+1}), exact in both tails: a difference of sf above the centre, of cdf below it."""
     return np.where(z[:-1] > 0, -np.diff(standard.sf(z)), np.diff(standard.cdf(z)))
 

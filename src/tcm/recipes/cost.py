@@ -112,11 +112,6 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     )
 
 
-def activation_bytes(config: DDPMppConfig | EDM2Config, image_shape: tuple[int, int, int], classes: int) -> int:
-    """Bytes that autograd keeps for each image, in fp32: an upper bound of what an image needs without it."""
-    return _measure(config, image_shape, classes).saved_per_image
-
-
 @dataclass(frozen=True)
 class Scaling:
     """A step shared by GPUs, predicted: bytes that each sends with the weights on every GPU (`replicated`) or `sharded`
