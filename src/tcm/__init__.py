@@ -5,27 +5,16 @@
 >>> images = model.sample(64, steps=1, seed=0)  # doctest: +SKIP
 """
 
-from tcm.method.averaging import Average, ConstantDecay, PowerDecay
-from tcm.method.curriculum import Curriculum
-from tcm.method.distances import PseudoHuber, SquaredL2
-from tcm.method.objectives import (
-    Batch,
-    Consistency,
-    Diffusion,
-    Distillation,
-    Models,
-    Pairs,
-    TruncatedConsistency,
-)
-from tcm.method.preconditioning import Denoiser, Network, Uncertainty
-from tcm.method.streams import SampleStreams
-from tcm.method.times import LogNormal, LogStudentT
-from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
-from tcm.weights import Model, ModelCard, load
+# ruff: noqa: F403, F405 (a type checker finds all names in tcm.api)
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 __all__ = [
     "Average",
     "Batch",
+    "Classes",
+    "Condition",
     "Consistency",
     "ConstantDecay",
     "Curriculum",
@@ -34,6 +23,7 @@ __all__ = [
     "Diffusion",
     "Distillation",
     "EDM2Config",
+    "Labels",
     "LogNormal",
     "LogStudentT",
     "Model",
@@ -46,7 +36,21 @@ __all__ = [
     "PseudoHuber",
     "SampleStreams",
     "SquaredL2",
+    "TextEmbeddings",
     "TruncatedConsistency",
     "Uncertainty",
     "load",
 ]
+
+if TYPE_CHECKING:
+    from tcm.api import *
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the library at the first use of one of its names, so that `tcm --help` need not wait for torch."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("tcm.api"), name)
+
+    def __dir__() -> list[str]:
+        return __all__

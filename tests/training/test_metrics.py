@@ -14,8 +14,9 @@ from launching import FOLDERS, lines, tiny_recipe
 from tcm.errors import TcmError
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
-from tcm.training.metrics import MetricsFile, TrackerName, Window, open_tracker, read_metrics, time_bins
+from tcm.training.metrics import MetricsFile, Window, read_metrics, time_bins
 from tcm.training.run import Settings
+from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
 
 COMMON = {

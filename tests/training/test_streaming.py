@@ -47,6 +47,12 @@ def reached(run: Path, step: int) -> bool:
     return (run / STAGE / "state" / f"step-{step}").exists()
 
 
+def at_the_end(run: Path) -> dict[str, bytes]:
+    """A run's fingerprint without the states before the last, of which a signal leaves one more."""
+    found = fingerprint(run).items()
+    return {name: content for name, content in found if "/state/" not in name or f"/step-{STEPS}/" in name}
+
+
 @pytest.mark.parametrize("kind", ["shards", "rows"])
 def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path: Path, kind: str) -> None:
     """SIGKILL after step 4, SIGTERM after step 8: the end is that of a run that nothing disturbed."""
@@ -67,7 +73,7 @@ def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path
     code, text = launcher.run("train", str(run))
     assert code == 0, text
     assert "going on from step" in text
-    assert fingerprint(run) == fingerprint(undisturbed)
+    assert at_the_end(run) == at_the_end(undisturbed)
     assert lines(run / STAGE) == lines(undisturbed / STAGE)
     position = json.loads((run / STAGE / "state" / f"step-{STEPS}" / "position.json").read_text())["data"]
     assert position.pop("stream") == tcm.Model.load(run / STAGE / "model").card.provenance.data

@@ -1,30 +1,28 @@
 """`tcm data`: fetch, look into and prepare data sets."""
 
+from __future__ import annotations
+
 import os
 import re
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from tcm.data.dataset import Broken
-from tcm.data.fetch import fetch_dataset
-from tcm.data.grid import save_grid
-from tcm.data.opening import open_dataset, open_pictures
-from tcm.data.prepare import Crop, Form, Preparation, check_target, prepared_images, write_prepared
-from tcm.data.summary import Summary, summarize
 from tcm.errors import TcmError, TcmWarning
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tcm.data import Broken, Summary
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, look into and prepare data sets.")
 
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and name them.")]
 Channels = Annotated[int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB) channels.")]
 Split = Annotated[str, typer.Option(help="The part to open, where there are several.")]
+CropName = Literal["none", "center", "dhariwal"]
 
 
 @app.command()
@@ -35,6 +33,10 @@ def fetch(
     ] = None,
 ) -> None:
     """Fetch a data set, verify it and write it as one file; a second call does nothing."""
+    from rich.console import Console
+
+    from tcm.data import fetch_dataset
+
     with Console(stderr=True).status(f"fetching {name}"):
         fetched = fetch_dataset(name, out)
     _say(f"{name}: {fetched.path} ({fetched.source}; verified)")
@@ -51,6 +53,11 @@ def info(
     skip_broken: SkipBroken = False,
 ) -> None:
     """Show what is in a data set, and write a picture of samples from it."""
+    import numpy as np
+    from rich.console import Console
+
+    from tcm.data import open_dataset, save_grid, summarize
+
     with Console(stderr=True).status(f"reading {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # what was left out is in the table
         dataset = open_dataset(path, split=split, channels=channels, skip_broken=skip_broken)
@@ -67,15 +74,21 @@ def prepare(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Any data set; its images may have different sizes.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A .zip, or a new folder for WebDataset shards.")],
     size: Annotated[str | None, typer.Option(help="The size to bring images to: 64, or HEIGHTxWIDTH.")] = None,
-    crop: Annotated[Crop, typer.Option(help="center: EDM's; dhariwal: ADM's, for ImageNet-64.")] = Crop.NONE,
+    crop: Annotated[CropName, typer.Option(help="center: EDM's; dhariwal: ADM's, for ImageNet-64.")] = "none",
     channels: Channels = None,
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
     skip_broken: SkipBroken = False,
 ) -> None:
     """Bring images to one size and write them as a zip or as shards."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from tcm.data.opening import open_pictures
+    from tcm.data.prepare import Crop, Form, Preparation, check_target, prepared_images, write_prepared
+
     check_target(target)
-    form = Form(_parsed_size(size), crop, channels)
+    form = Form(_parsed_size(size), Crop(crop), channels)
     preparation = Preparation(open_pictures(source, split), form)
     images = prepared_images(preparation, skip_broken, workers)
     shown = track(images, "preparing", total=preparation.count, console=Console(stderr=True), transient=True)
@@ -94,6 +107,8 @@ def _parsed_size(text: str | None) -> tuple[int, int] | None:
 
 
 def _table(title: str, summary: Summary) -> Table:
+    from rich.table import Table
+
     table = Table(title=title, show_header=False, title_justify="left")
     channels, height, width = summary.shape
     table.add_row("images", f"{summary.count:,}")
@@ -118,4 +133,6 @@ def _name_skipped(skipped: tuple[Broken, ...] | list[Broken]) -> None:
 
 
 def _say(text: str) -> None:
+    from rich.console import Console
+
     Console().print(text, highlight=False, soft_wrap=True, markup=False)

@@ -5,20 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
-
-from tcm.data.pixels import to_uint8
-from tcm.evaluation.runs import Plan, measure_run
-from tcm.recipes.resolve import resolve
-from tcm.report.drawing import observe_run
-from tcm.report.headline import headline_rows
-from tcm.report.page import write_report
-from tcm.report.runs import read_run
-from tcm.report.terminal import headline_table, preview
-from tcm.training.processes import join
-from tcm.training.run import Run, stage_folders
-from tcm.weights import Model
 
 TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 """Where denoising is measured before and after truncation."""
@@ -30,6 +16,17 @@ def demo(
     samples: Annotated[int, typer.Option(min=200, help="Images that each distance is measured on.")] = 5000,
 ) -> None:
     """Train all stages on handwritten digits, measure them and show the report; interrupted, go on where it was."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from tcm.data.pixels import to_uint8
+    from tcm.evaluation.runs import Plan, measure_run
+    from tcm.recipes.resolve import resolve
+    from tcm.report.terminal import preview
+    from tcm.training.processes import join
+    from tcm.training.run import Run, stage_folders
+    from tcm.weights import Model
+
     console = Console()
     recipe = resolve("demo", overrides or [])
     with join("cpu") as processes:
@@ -53,6 +50,14 @@ def demo(
 
 def show(run: Path, model: Path) -> str:
     """Write the report; returns the headline and what to do next, for the terminal."""
+    from rich.console import Console
+
+    from tcm.report.drawing import observe_run
+    from tcm.report.headline import headline_rows
+    from tcm.report.page import write_report
+    from tcm.report.runs import read_run
+    from tcm.report.terminal import headline_table
+
     report = run / "report.html"
     observed = observe_run(read_run(run))
     write_report([observed], report)

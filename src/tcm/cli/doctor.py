@@ -1,17 +1,17 @@
 """`tcm doctor`: what this machine offers."""
 
+from __future__ import annotations
+
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from tcm.devices import available_devices, best_device, has_fast_bfloat16
 from tcm.errors import TcmError
+
+if TYPE_CHECKING:
+    import torch
 
 EXTRAS = {
     "data": ("webdataset", "datasets"),
@@ -25,6 +25,10 @@ BFLOAT16 = "for diffusion stages and sampling: consistency stages drown in its r
 
 def doctor() -> None:
     """Show what this machine offers, and how to get what it lacks."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title="tcm doctor", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -35,6 +39,10 @@ def doctor() -> None:
 
 def findings() -> list[tuple[str, str]]:
     """Each thing that matters for training and sampling, with what was found; a broken torch is an error."""
+    import torch
+
+    from tcm.devices import available_devices, best_device, has_fast_bfloat16
+
     device = best_device()
     rows = [
         ("tcm", version("truncated-consistency")),
@@ -52,6 +60,8 @@ def findings() -> list[tuple[str, str]]:
 
 def _check_torch(device: torch.device) -> str:
     """Compute something whose result is known, forward and backward."""
+    import torch
+
     x = torch.full((4, 4), 2.0, device=device, requires_grad=True)
     torch.autograd.backward((x @ x).sum())
     if x.grad is None or not torch.equal(x.grad, torch.full_like(x, 16.0)):

@@ -5,8 +5,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from tcm.cli import data, recipes
 from tcm.cli.demo import demo
@@ -63,5 +61,8 @@ def main() -> None:
     except TcmError as error:
         if "--debug" in sys.argv:
             raise
+        from rich.console import Console
+        from rich.markup import escape
+
         Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)

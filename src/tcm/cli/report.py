@@ -5,11 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from tcm.report.drawing import observe_run
-from tcm.report.page import write_report
-from tcm.report.runs import read_runs
 
 
 def report(
@@ -20,6 +15,12 @@ def report(
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write a self-contained HTML report of a run: finished, in progress or failed."""
+    from rich.console import Console
+
+    from tcm.report.drawing import observe_run
+    from tcm.report.page import write_report
+    from tcm.report.runs import read_runs
+
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     records = read_runs(runs)
     with Console(stderr=True).status("drawing samples"):

@@ -1,21 +1,21 @@
 """`tcm sample`: images from a model."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from tcm.errors import TcmError
-from tcm.evaluation.output import check_output, write_samples
-from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times
-from tcm.evaluation.sharing import share
-from tcm.training.processes import Processes, join
-from tcm.weights import load
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tcm.evaluation.sampling import Sampling
+    from tcm.training.processes import Processes
 
 Precision = Literal["fp32", "bf16"]
 Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
@@ -39,6 +39,14 @@ def sample(
     precision: Annotated[Precision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
 ) -> None:
     """Draw images: the same image for the same seed, whatever the batch, the number of processes or the output."""
+    from rich.console import Console
+
+    from tcm.evaluation.output import check_output, write_samples
+    from tcm.evaluation.sampling import generate, parse_seeds
+    from tcm.evaluation.sharing import share
+    from tcm.training.processes import join
+    from tcm.weights import load
+
     check_output(out)
     if seeds is not None and count is not None:
         raise TcmError(f"-n {count} and --seeds {seeds} both say how many images; give one of them")
@@ -58,6 +66,8 @@ def sample(
 
 def sampling_of(steps: int | None, times: str | None, label: int | None, precision: Precision = "fp32") -> Sampling:
     """The options as one value."""
+    from tcm.evaluation.sampling import Sampling, parse_times
+
     if steps is not None and times is not None:
         raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")
     return Sampling(steps, None if times is None else parse_times(times), label, precision)
@@ -65,6 +75,9 @@ def sampling_of(steps: int | None, times: str | None, label: int | None, precisi
 
 def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:
     """Pass batches on, with a progress bar in the first process."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not processes.first, transient=True) as progress:
         task = progress.add_task(text, total=total)

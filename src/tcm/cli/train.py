@@ -5,13 +5,8 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from tcm.cli.recipes import cost_table, scaling_table
-from tcm.recipes.resolve import resolve, to_toml
-from tcm.training.metrics import TrackerName
-from tcm.training.processes import join
-from tcm.training.run import RECIPE_FILE, Run, Settings
+from tcm.training.trackers import TrackerName
 
 
 def train(
@@ -30,6 +25,13 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
     """Train the stages of a recipe; called again, go on where it stopped."""
+    from rich.console import Console
+
+    from tcm.cli.costs import cost_table, scaling_table
+    from tcm.recipes.resolve import resolve, to_toml
+    from tcm.training.processes import join
+    from tcm.training.run import RECIPE_FILE, Run, Settings
+
     if Path(recipe, RECIPE_FILE).is_file():
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]

@@ -1,17 +1,20 @@
 """`tcm import` and `tcm export`: published checkpoints in, ours out."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tcm.errors import TcmError
-from tcm.weights.exporting import export_state_dict
-from tcm.weights.importing import Imported, Kind, import_checkpoint, parameter_count
-from tcm.weights.model import Model
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tcm.weights.importing import Imported
+
+Kind = Literal["diffusion", "consistency", "truncated"]
 
 
 def import_weights(
@@ -29,6 +32,10 @@ def import_weights(
     ] = None,
 ) -> None:
     """Turn a published checkpoint into a model folder, without running anything in it."""
+    from rich.console import Console
+
+    from tcm.weights.importing import import_checkpoint
+
     if out.exists():
         raise TcmError(f"--out={out} exists; give the name of a new folder")
     imported = import_checkpoint(file, kind, t_prime, second_time)
@@ -38,6 +45,11 @@ def import_weights(
 
 def account(imported: Imported, file: Path, out: Path) -> Table:
     """What was found, mapped and left out, as a table."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tcm.weights.importing import parameter_count
+
     found, card = imported.found, imported.model.card
     table = Table(title=f"{escape(file.name)} → {escape(str(out))}", show_header=False, title_justify="left")
     table.add_column(style="bold")
@@ -75,6 +87,12 @@ def export_weights(
     ] = None,
 ) -> None:
     """Write a model's weights under the names of the reference implementation."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from tcm.weights.exporting import export_state_dict
+    from tcm.weights.model import Model
+
     whole = folder.resolve()
     path = out or whole.with_name(f"{whole.name}-edm.safetensors")
     count = export_state_dict(Model.load(folder), path)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tcm.data import to_uint8
 from tcm.devices import free_memory
 from tcm.errors import TcmError
-from tcm.networks.cost import network_cost
 from tcm.weights import Model
 
 MOST_SEEDS = 1_000_000
@@ -43,9 +42,24 @@ def sampling_batch(model: Model, memory: int | None = None) -> int:
     """
     if memory is None:
         memory = free_memory(next(model.denoiser.parameters()).device) // 4
-    cost = network_cost(model.card.network, model.card.image_shape, model.card.condition)
-    # What a backward pass would keep is an upper bound of what an image needs without one.
-    return max(1, min(MOST_AT_ONCE, memory // cost.saved_per_image))
+    return max(1, min(MOST_AT_ONCE, memory // bytes_per_image(model)))
+
+
+def bytes_per_image(model: Model) -> int:
+    """Bytes that all modules put out for one image: more than sampling ever holds at once."""
+    sizes: list[int] = []
+
+    def note(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.nbytes)
+
+    hooks = [module.register_forward_hook(note) for module in model.denoiser.modules()]
+    try:
+        model.sample(1, steps=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(sizes)
 
 
 def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int | None = None) -> Iterator[Tensor]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from tcm.data import atomic_write
 from tcm.errors import TcmError
 from tcm.evaluation.evaluate import evaluate_model
@@ -60,6 +58,8 @@ def save_second_time(folder: Path, model: Model, t: float) -> None:
 
 def save_plot(path: Path, rows: Sequence[tuple[float, Score]]) -> None:
     """The distance over the second time, as a PNG."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     times, values = [t for t, _ in rows], [score.value for _, score in rows]

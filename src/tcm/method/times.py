@@ -1,5 +1,7 @@
 """ψ̄_t: how training times are drawn. TCM Eq. 7, Sec. 4.4, App. F."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -7,8 +9,8 @@ from math import inf, log
 from typing import Literal, Self
 
 import numpy as np
+import scipy  # its parts load at their first use
 import torch
-from scipy import stats
 from torch import Tensor
 
 from tcm.errors import TcmError
@@ -42,7 +44,7 @@ class TimeDistribution(ABC):
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     @abstractmethod
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """The distribution of z."""
 
     def check(self) -> None:
@@ -84,9 +86,9 @@ class LogNormal(TimeDistribution):
 
     kind: Literal["lognormal"] = "lognormal"
 
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """The standard normal distribution."""
-        return stats.norm()
+        return scipy.stats.norm()
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,12 @@ class LogStudentT(TimeDistribution):
         if not self.nu > 0:
             raise TcmError(f"nu={self.nu:g} must lie above 0")
 
-    def standard(self) -> stats.rv_continuous:
+    def standard(self) -> scipy.stats.rv_continuous:
         """Student's t distribution."""
-        return stats.t(self.nu)
+        return scipy.stats.t(self.nu)
 
 
-def _interval_masses(standard: stats.rv_continuous, z: np.ndarray) -> np.ndarray:
+def _interval_masses(standard: scipy.stats.rv_continuous, z: np.ndarray) -> np.ndarray:
     """P(z_i < Z < z_{i+1}), exact in both tails: a difference of sf above the centre, of cdf below it."""
     return np.where(z[:-1] > 0, -np.diff(standard.sf(z)), np.diff(standard.cdf(z)))
 

@@ -13,11 +13,12 @@ from tcm.devices import peak_memory
 from tcm.errors import TcmError
 from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
-from tcm.training.metrics import MetricsFile, Tracker, Window
+from tcm.training.metrics import MetricsFile, Window
 from tcm.training.noise import GOOD, measure_noise, refuse_noise
 from tcm.training.optimization import learning_rate
 from tcm.training.progress import StageProgress
 from tcm.training.signals import StopRequest
+from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model, ModelCard
 

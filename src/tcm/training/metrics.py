@@ -1,29 +1,18 @@
-"""What a stage reports: a window of steps summed up, written to metrics.jsonl and to trackers."""
+"""What a stage reports: a window of steps summed up, written to metrics.jsonl."""
 
 import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import log
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tcm.data.files import atomic_write
-from tcm.errors import TcmError
-
-
-class TrackerName(StrEnum):
-    """A service that shows metrics, besides metrics.jsonl."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    TRACKIO = "trackio"
-
 
 TIME_BINS = 10
 
@@ -76,18 +65,6 @@ class Window:
         }
 
 
-class Tracker(Protocol):
-    """Something that takes named numbers at a step."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Take them."""
-        ...
-
-    def close(self) -> None:
-        """Write what is pending."""
-        ...
-
-
 class MetricsFile:
     """metrics.jsonl: a line per log interval, per sample grid and per event."""
 
@@ -122,52 +99,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
-
-
-class TensorBoard:
-    """Scalars for TensorBoard."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard") from error
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class HostedRun:
-    """Scalars for Weights & Biases or trackio, which share an interface."""
-
-    def __init__(self, service: TrackerName, project: str, name: str) -> None:
-        try:
-            if service is TrackerName.WANDB:
-                import wandb as client
-            else:
-                import trackio as client
-        except ImportError as error:
-            raise _missing(service) from error
-        self._run = client.init(project=project, name=name)
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def open_tracker(name: TrackerName, folder: Path) -> Tracker:
-    """The tracker of a stage's folder runs/NAME/STAGE."""
-    if name is TrackerName.TENSORBOARD:
-        return TensorBoard(folder)
-    return HostedRun(name, project=folder.parent.name, name=folder.name)
-
-
-def _missing(package: str) -> TcmError:
-    return TcmError(f"track={package} needs the package {package}; pip install 'truncated-consistency[track]'")

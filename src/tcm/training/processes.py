@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
 from tcm.devices import available_devices, best_device
 from tcm.errors import TcmError
@@ -99,6 +98,8 @@ def join(device: str | None = None) -> Iterator[Processes]:
 
 def shard(denoiser: Denoiser) -> None:
     """Share the weights, gradients and optimiser state of a denoiser among the processes, block by block (FSDP2)."""
+    from torch.distributed.fsdp import fully_shard  # takes a second to import
+
     _widen_scalars(denoiser)
     for module in denoiser.modules():
         if isinstance(module, nn.ModuleList):

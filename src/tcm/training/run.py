@@ -20,13 +20,14 @@ from tcm.recipes.schema import Recipe, offset_of, roles_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.machine import append_start, start_now
-from tcm.training.metrics import MetricsFile, TrackerName, open_tracker, time_bins
+from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
 from tcm.training.signals import StopRequest, stop_requests
 from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 

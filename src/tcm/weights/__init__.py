@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from tcm.errors import TcmError
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 
@@ -38,8 +35,16 @@ def _find(path: str | Path) -> Path:
         return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
         raise TcmError(f"{path} is not a folder; give a model folder, digits, or a hub id such as someone/model")
+    return _download(str(path))
+
+
+def _download(name: str) -> Path:
+    """The folder of a model that the hub offers."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     try:
-        return Path(snapshot_download(str(path), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TcmError(f"{path} is neither a folder nor a model that the hub offers ({reason})") from error
+        raise TcmError(f"{name} is neither a folder nor a model that the hub offers ({reason})") from error

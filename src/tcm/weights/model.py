@@ -119,7 +119,6 @@ class Model:
             tensors = load_file(weights)
         with torch.device("meta"):
             model = cls.fresh(card)
-        model.denoiser.to_empty(device="cpu")
         load_tensors(model.denoiser, tensors, str(weights))
         return model
 

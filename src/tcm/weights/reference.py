@@ -47,7 +47,6 @@ def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]
     ours = {theirs: name for name, theirs in reference_names(denoiser).items()}
     renamed = {ours.get(name, name): tensor for name, tensor in given.items()}
     check_tensors(denoiser, renamed, "the reference's weights", ours)
-    denoiser.to_empty(device="cpu")
     load_tensors(denoiser, renamed, "the reference's weights", ours)
     return denoiser
 

@@ -11,10 +11,16 @@ from tcm.errors import TcmError
 def load_tensors(
     module: nn.Module, tensors: Mapping[str, Tensor], source: str, shown: Mapping[str, str] | None = None
 ) -> None:
-    """Copy `tensors` into `module`; `shown` maps a file's own names to the module's, so that errors say the former."""
+    """Fill `module`, which was built on the meta device, with copies of `tensors` in its own precision.
+
+    `shown` maps a file's own names to the module's, so that errors say the former.
+    """
     check_tensors(module, tensors, source, shown)
-    with torch.no_grad():
-        module.load_state_dict(dict(tensors))
+    copies = {
+        name: tensors[name].to(own.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, own in module.state_dict().items()
+    }
+    module.load_state_dict(copies, assign=True)
 
 
 def check_tensors(

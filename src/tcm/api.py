@@ -1,0 +1,52 @@
+"""What `import tcm` offers, with all the libraries that it needs."""
+
+from tcm.method.averaging import Average, ConstantDecay, PowerDecay
+from tcm.method.conditions import Classes, Condition, Labels, TextEmbeddings
+from tcm.method.curriculum import Curriculum
+from tcm.method.distances import PseudoHuber, SquaredL2
+from tcm.method.objectives import (
+    Batch,
+    Consistency,
+    Diffusion,
+    Distillation,
+    Models,
+    Pairs,
+    TruncatedConsistency,
+)
+from tcm.method.preconditioning import Denoiser, Network, Uncertainty
+from tcm.method.streams import SampleStreams
+from tcm.method.times import LogNormal, LogStudentT
+from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
+from tcm.weights import Model, ModelCard, load
+
+__all__ = [
+    "Average",
+    "Batch",
+    "Classes",
+    "Condition",
+    "Consistency",
+    "ConstantDecay",
+    "Curriculum",
+    "DDPMppConfig",
+    "Denoiser",
+    "Diffusion",
+    "Distillation",
+    "EDM2Config",
+    "Labels",
+    "LogNormal",
+    "LogStudentT",
+    "Model",
+    "ModelCard",
+    "Models",
+    "Network",
+    "NetworkConfig",
+    "Pairs",
+    "PowerDecay",
+    "PseudoHuber",
+    "SampleStreams",
+    "SquaredL2",
+    "TextEmbeddings",
+    "TruncatedConsistency",
+    "Uncertainty",
+    "load",
+]

@@ -1,0 +1,151 @@
+"""The steps of `tcm eval` and `tcm times`: what is opened, measured and printed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tcm.cli.sample import shown
+from tcm.data import Dataset, Stream, open_data, open_dataset
+from tcm.errors import TcmError
+from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
+from tcm.evaluation.features import Detector
+from tcm.evaluation.measurement import Subject
+from tcm.evaluation.references import (
+    Reference,
+    dataset_batches,
+    is_published,
+    published_reference,
+    reference_of,
+    stream_reference,
+)
+from tcm.evaluation.sampling import Sampling, generate
+from tcm.evaluation.scores import Comparison, Score
+from tcm.evaluation.sharing import share, shared_hash
+from tcm.training.processes import Processes
+from tcm.weights import Model
+
+
+def is_images(target: str) -> bool:
+    """Whether a target is a set of images: a path that is there and is no model folder."""
+    path = Path(target)
+    return path.exists() and not (path / "config.json").exists()
+
+
+def chosen_metrics(text: str) -> tuple[Metric, ...]:
+    """The metrics of `fid,kid`."""
+    chosen = [part.strip() for part in text.split(",")]
+    unknown = [part for part in chosen if part not in METRICS]
+    if unknown:
+        raise TcmError(f"metrics: {unknown[0]!r} is unknown; choose from {', '.join(METRICS)}")
+    return tuple(metric for metric in METRICS if metric in chosen)
+
+
+def dataset_for(data: str, split: str) -> Dataset:
+    """The data set itself, for what its statistics do not tell."""
+    if is_published(Path(data)):
+        raise TcmError(f"{data} holds statistics only; dFID and the like need the images, give a data set")
+    return open_dataset(data, split=split)
+
+
+def reference_for(data: str, split: str, detector: Detector, keep: bool, batch: int, processes: Processes) -> Reference:
+    """What samples are compared with: published statistics, a data set or a stream."""
+    if is_published(Path(data)):
+        return published_reference(Path(data), detector)
+    name = data if split == "train" else f"{data} ({split})"
+    with Console(stderr=True, quiet=not processes.first).status(f"statistics of {name}"):
+        opened = open_data(data, split=split)
+        if isinstance(opened, Stream):
+            return stream_reference(opened, name, detector, keep, batch, processes)
+        return reference_of(opened, name, detector, keep, batch, processes)
+
+
+def all_images(target: str, count: int | None) -> Dataset:
+    """The images to measure; `count` may only repeat how many there are."""
+    dataset = open_dataset(target)
+    if count is not None and count != dataset.count:
+        raise TcmError(f"-n {count}: {target} holds {dataset.count} images and all are measured; leave -n out")
+    return dataset
+
+
+def score_images(
+    dataset: Dataset, name: str, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
+) -> list[Score]:
+    """Measure a set of images, with a progress bar."""
+    images = shown(dataset_batches(dataset, batch, processes), dataset.count // processes.count, "measuring", processes)
+    subject = Subject(name, shared_hash(processes, dataset))
+    return evaluate(images, reference, subject, metrics, processes)
+
+
+def score_model(
+    model: Model,
+    name: str,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    reference: Reference,
+    metrics: Sequence[Metric],
+    batch: int,
+    processes: Processes,
+) -> list[Score]:
+    """Measure a model's samples, with a progress bar."""
+    own = share(processes, seeds)
+    images = shown(generate(model, own, sampling, batch), len(own), "sampling", processes)
+    subject = model_subject(model, name, sampling.describe(model), seeds[0])
+    return evaluate(images, reference, subject, metrics, processes)
+
+
+def print_scores(scores: Sequence[Score], file: Path) -> None:
+    """A table of the scores, and the conditions that they share."""
+    table = Table(title=f"{scores[0].subject} against {scores[0].reference}", title_justify="left")
+    for name in ("metric", "value", "images", "sampling", "note"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("value", "images") else "left")
+    for score in scores:
+        table.add_row(
+            score.label, _value(score), f"{score.count:,}", escape(score.sampling or ""), escape(score.note or "")
+        )
+    console = Console()
+    console.print(table)
+    one = scores[0]
+    known = "an unknown number of" if one.reference_count is None else f"{one.reference_count:,}"
+    console.print(
+        f"reference {one.reference_hash[:12]} ({known} images); detector {one.detector} {one.detector_hash[:12]} "
+        f"({escape(one.preprocessing)}); {one.quantisation}; appended to {file}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _value(score: Score) -> str:
+    return f"{score.value:.4g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}")
+
+
+def print_comparison(pairs: Sequence[Comparison]) -> None:
+    """Two models' scores side by side."""
+    table = Table(title=f"{pairs[0].first.count:,} images against {pairs[0].first.reference}", title_justify="left")
+    for name in ("metric", _column(pairs[0].first), _column(pairs[0].second), "difference"):
+        table.add_column(name, overflow="fold", justify="left" if name == "metric" else "right")
+    for pair in pairs:
+        change = pair.second.value - pair.first.value
+        table.add_row(pair.first.label, _value(pair.first), _value(pair.second), f"{change:+.4g}")
+    Console().print(table)
+
+
+def _column(score: Score) -> str:
+    return escape(score.subject + (f" ({score.sampling})" if score.sampling else ""))
+
+
+def print_times(rows: Sequence[tuple[float, Score]], best: float) -> None:
+    """The distance at each second time, with bars."""
+    table = Table(title=f"two-step sampling, {rows[0][1].count:,} samples for each time", title_justify="left")
+    for name in ("second time", rows[0][1].metric):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    highest = max(score.value for _, score in rows)
+    for t, score in rows:
+        bar = "█" * max(1, round(30 * score.value / max(highest, 1e-12)))
+        table.add_row(f"{t:.4g}", f"{score.value:.4g}", bar, style="bold green" if t == best else "")
+    Console().print(table)
+    if rows[0][1].note is not None:
+        Console().print(f"note: {rows[0][1].note}", highlight=False)
