@@ -9,12 +9,12 @@ import torch
 from benchmarks.harness import Settings
 from tcm.data.dataset import ArrayDataset, Labels
 from tcm.data.loader import Batches, LoadedBatch
+from tcm.foundation.processes import Processes
 from tcm.method.preconditioning import Denoiser
 from tcm.networks import build_network
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe, network_of, objective_of
 from tcm.training.metrics import time_bins
-from tcm.training.processes import Processes
 from tcm.training.trainer import Trainer
 
 ALONE = Processes(torch.device("cpu"))

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tcm
 from benchmarks.harness import Row, Settings, spread
 from tcm.data import open_dataset, to_float
+from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.curriculum import Curriculum
 from tcm.method.objectives import Batch, Models
 from tcm.method.preconditioning import Denoiser, column
-from tcm.method.streams import SampleStreams, derive_seed
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import objective_of
 

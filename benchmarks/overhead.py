@@ -16,8 +16,8 @@ from rich.console import Console
 from benchmarks.cases import Case, batches, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, Times, interleave, share, spread
 from tcm.data.pixels import to_float
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives import Batch, Consistency
-from tcm.method.streams import SampleStreams
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge

@@ -12,7 +12,7 @@ from benchmarks.cases import Case, ddpmpp, denoiser, small
 from benchmarks.harness import Row, Settings, interleave, ratio
 from benchmarks.pieces import torch_resample
 from benchmarks.stages import steps
-from tcm.method.streams import SampleStreams
+from tcm.foundation.randomness import SampleStreams
 
 TITLE = "bf16 in a step of stage 1; memory formats, forward and backward"
 FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}

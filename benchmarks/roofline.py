@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Row, Settings, interleave
-from tcm.method.streams import SampleStreams
+from tcm.foundation.randomness import SampleStreams
 from tcm.networks import DDPMppConfig, EDM2Config, build_network
 
 TITLE = "fraction of the machine's measured peak, and where the rest goes"

@@ -17,9 +17,9 @@ from benchmarks.cases import Case, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, Times, in_fresh_process, interleave, peak_bytes, ratio, spread
 from benchmarks.roofline import peak_flops
 from benchmarks.stages import peak, steps
+from tcm.foundation.processes import Processes, join
 from tcm.recipes.cost import estimate, scaling
 from tcm.recipes.resolve import resolve
-from tcm.training.processes import Processes, join
 
 TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"
 ROUNDS = {ddpmpp: 4, small: 7}

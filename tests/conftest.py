@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Turn our warnings into errors; in pyproject.toml the filter would import tcm before its coverage is measured."""
-    config.addinivalue_line("filterwarnings", "error::tcm.errors.TcmWarning")
+    config.addinivalue_line("filterwarnings", "error::tcm.foundation.errors.TcmWarning")
 
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tcm.errors import describe_validation
+from tcm.foundation.errors import describe_validation
 from tcm.weights import ModelCard
 
 CARD = {"kind": "consistency", "network": {"kind": "ddpmpp"}, "image_shape": [1, 8, 8]}

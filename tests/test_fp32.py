@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tcm
 from tcm.data import open_dataset
-from tcm.devices import best_device, fp32_products
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import model_subject
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.references import reference_of
+from tcm.foundation.devices import best_device, fp32_products
 from tcm.report.drawing import observe_run
 from tcm.report.runs import read_run
 

@@ -54,7 +54,7 @@ if __name__ == "__main__":
         importlib.import_module(module.name)
 
     from tcm.cli import main
-    from tcm.devices import free_memory, peak_memory
+    from tcm.foundation.devices import free_memory, peak_memory
 
     assert free_memory(torch.device("cpu")) > 0
     assert peak_memory(torch.device("cpu")) == 0

@@ -1,5 +1,6 @@
 """What `import tcm` offers, with all the libraries that it needs."""
 
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.averaging import Average, ConstantDecay, PowerDecay
 from tcm.method.conditions import Classes, Condition, Labels, TextEmbeddings
 from tcm.method.curriculum import Curriculum
@@ -14,7 +15,6 @@ from tcm.method.objectives import (
     TruncatedConsistency,
 )
 from tcm.method.preconditioning import Denoiser, Network, Uncertainty
-from tcm.method.streams import SampleStreams
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
 from tcm.weights import Model, ModelCard, load

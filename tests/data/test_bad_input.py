@@ -14,7 +14,7 @@ import pytest
 import writers
 
 from tcm.data import open_dataset
-from tcm.errors import TcmError, TcmWarning
+from tcm.foundation.errors import TcmError, TcmWarning
 
 IMAGES = writers.sample_pixels(6, height=8, width=8)
 FILES = writers.numbered(IMAGES)
@@ -216,7 +216,7 @@ def test_headers_that_declare_terabytes_cost_no_memory(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from tcm.data import open_dataset
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
 for path in sys.argv[1:]:

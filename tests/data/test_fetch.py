@@ -18,7 +18,7 @@ import writers
 from tcm.data import ArrayDataset, Labels, fetch_dataset, open_dataset
 from tcm.data.cifar import binary_batch
 from tcm.data.fetch import SUMS
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 # Published with Apache MXNet for the files of cifar-10-binary.tar.gz (SHA-1).
 CIFAR10 = [

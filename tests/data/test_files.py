@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tcm.data import atomic_write
-from tcm.data.files import check_expansion
-from tcm.errors import TcmError
+from tcm.data.limits import check_expansion
+from tcm.foundation.errors import TcmError
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
     path.write_bytes(b"old")
     code = f"""
 import time
-from tcm.data.files import atomic_write
+from tcm.foundation.files import atomic_write
 with atomic_write({str(path)!r}) as file:
     file.write(bytes(10_000_000))
     file.flush()

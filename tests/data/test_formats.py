@@ -12,7 +12,7 @@ from PIL import Image
 
 from tcm.data import ArrayDataset, Dataset, Labels, open_dataset
 from tcm.data.arrays import save_npz
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels()
 GRAY = writers.sample_pixels(channels=1)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tcm.data import open_dataset
 from tcm.data.decode import BrokenImage, decode_picture
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels(3, height=8, width=8)
 LABELS = np.array([0, 1, 2])

@@ -9,7 +9,7 @@ import writers
 from PIL import Image
 
 from tcm.data import image_grid, save_grid
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -11,7 +11,7 @@ import writers
 
 from tcm.data import Batches, Dataset, open_dataset
 from tcm.data.order import flips, global_batch
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels(23, height=8, width=6)
 LABELS = writers.sample_labels()

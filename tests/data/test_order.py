@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tcm.data.order import flips, global_batch, permutation, rank_positions
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 @settings(max_examples=200, deadline=None)

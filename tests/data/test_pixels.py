@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tcm.data import to_float, to_uint8
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 ALL = torch.arange(256, dtype=torch.uint8)
 

@@ -14,7 +14,7 @@ from tcm.data import open_dataset, prepare_dataset
 from tcm.data.decode import picture_of
 from tcm.data.opening import open_pictures
 from tcm.data.prepare import Crop, Form, center_crop, dhariwal_crop
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels(12, height=16, width=16)
 LABELS = writers.sample_labels(12)

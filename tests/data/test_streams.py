@@ -16,7 +16,7 @@ import torch
 import writers
 
 from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream, streams
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 COUNT = 101
 IMAGES = writers.sample_pixels(COUNT, height=6, width=6)

@@ -17,7 +17,7 @@ from tcm.data import open_dataset
 from tcm.data.decode import BrokenImage
 from tcm.data.opening import open_pictures
 from tcm.data.pictures import PackedNames
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels(6, height=8, width=8)
 FILES = writers.numbered(IMAGES)

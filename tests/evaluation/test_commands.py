@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset
-from tcm.errors import TcmError
 from tcm.evaluation.scores import read_scores
+from tcm.foundation.errors import TcmError
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tcm.errors import TcmError
 from tcm.evaluation.features import load_detector
+from tcm.foundation.errors import TcmError
 
 
 def test_shapes_and_names() -> None:

@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcm.data import open_dataset
-from tcm.errors import TcmError
 from tcm.evaluation import digits, inception, published
 from tcm.evaluation.features import DIGITS_FILE, load_detector, weights_hash
+from tcm.foundation.errors import TcmError
 
 
 def test_the_shipped_digits_classifier_is_accurate_on_held_out_digits() -> None:

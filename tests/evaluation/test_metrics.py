@@ -8,9 +8,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tcm.devices import best_device
-from tcm.errors import TcmError
 from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
+from tcm.foundation.devices import best_device
+from tcm.foundation.errors import TcmError
 
 
 def normal(count: int, dimension: int, seed: int, shift: float = 0.0) -> torch.Tensor:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tcm.errors import TcmError
 from tcm.evaluation.scores import Score, append_scores, compare, differing_conditions, read_scores
+from tcm.foundation.errors import TcmError
 
 SCORE = Score(
     metric="FID",

@@ -10,9 +10,9 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from tcm.data import ArrayDataset
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.evaluation import sharing
-from tcm.training.processes import join
+from tcm.foundation.processes import join
 
 class Slow(ArrayDataset):
     def content_hash(self):

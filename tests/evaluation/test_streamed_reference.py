@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset, open_stream
-from tcm.errors import TcmError
 from tcm.evaluation.references import stream_batches
 from tcm.evaluation.scores import Score, read_scores
-from tcm.training.processes import Processes
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from tcm.devices import best_device
+from tcm.foundation.devices import best_device
 
 DEVICE = torch.device(os.environ.get("TCM_TEST_DEVICE") or best_device())
 

@@ -11,9 +11,9 @@ from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, losses, tiny, tiny_recipe
 
 import tcm
+from tcm.foundation.processes import Processes
 from tcm.method.objectives import Draw
 from tcm.networks.layers import attend
-from tcm.training.processes import Processes
 from tcm.weights.reference import load_denoiser
 
 LOG_ALL = [f"{stage}.log_every=1" for stage in STAGES]

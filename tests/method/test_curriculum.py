@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcm import Curriculum
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
 
 CIFAR10, IMAGENET = Curriculum(2, 25_000, 0.999), Curriculum(4, 25_000, 0.9961)

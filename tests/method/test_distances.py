@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tcm import PseudoHuber, SquaredL2
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.distances import general, inverse_c_out_squared, inverse_delta, uniform
 
 

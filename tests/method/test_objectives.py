@@ -30,7 +30,7 @@ from tcm import (
     Uncertainty,
     build_network,
 )
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
 from tcm.method.distances import uniform
 from tcm.method.objectives import Draw, Objective, f_trunc

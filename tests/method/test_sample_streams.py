@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tcm import SampleStreams
-from tcm.method.streams import derive_seed
+from tcm.foundation.randomness import derive_seed
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=6, unique=True), st.data())

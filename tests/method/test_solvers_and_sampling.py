@@ -9,7 +9,7 @@ from oracles import Exact, Formula, finite_denoiser, follow_pf_ode, gaussian_con
 from torch import Tensor
 
 from tcm import DDPMppConfig, Denoiser, EDM2Config, SampleStreams, build_network
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.sampling import check_times, consistency_times, sample_consistency, sample_heun
 from tcm.method.solvers import euler, guided, heun, karras_times
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tcm import LogNormal, LogStudentT, SampleStreams
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.times import TimeDistribution, _table
 
 

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
 from tcm import DDPMppConfig, EDM2Config, Network, SampleStreams, build_network
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.networks.ddpmpp import positional_embedding
 from tcm.networks.edm2 import MPConv, MPLinear, mp_cat, mp_silu, mp_sum, normalize
 from tcm.networks.layers import attend, drop, merge_heads, one_hot, resample, split_heads

@@ -5,10 +5,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser
-from tcm.method.streams import SampleStreams
 from tcm.networks import build_network
 from tcm.recipes.cost import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
 from tcm.recipes.resolve import resolve

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.recipes.resolve import resolve
 
 WRONG_OVERRIDES = {

@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 
 from tcm.data import open_dataset
-from tcm.errors import TcmError
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.references import reference_of
 from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import append_scores
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
 from tcm.recipes.resolve import resolve
-from tcm.training.processes import Processes
 from tcm.training.run import Run
 from tcm.weights import Model
 

@@ -11,7 +11,7 @@ from tcm.report import figures
 from tcm.report.drawing import observe_run
 from tcm.report.headline import denoising_curves
 from tcm.report.runs import RunRecord, StageRecord, read_run
-from tcm.training.machine import start_now
+from tcm.training.starts import start_now
 
 
 @pytest.fixture

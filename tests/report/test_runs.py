@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.report.runs import read_run
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.report.drawing import observe_run
 from tcm.report.headline import headline_rows
 from tcm.report.runs import read_run

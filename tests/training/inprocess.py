@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
+from tcm.foundation.processes import Processes
 from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, objective_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.training.processes import Processes
 from tcm.training.progress import StageProgress
 from tcm.training.run import Run, Settings
 from tcm.training.signals import StopRequest

@@ -12,9 +12,9 @@ from inprocess import begin, events, weights_of
 from launching import lines
 from tcm.recipes.fields import GuardSpec
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives import Batch, Losses, Models, Objective
-from tcm.method.streams import SampleStreams
 from tcm.training.guard import FIRST_JUDGED, GuardState, judge
 
 any_number = st.floats(min_value=0) | st.just(nan)

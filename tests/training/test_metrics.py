@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inprocess import begin, events, train
 from launching import FOLDERS, lines, tiny_recipe
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, Window, read_metrics, time_bins

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 import tcm
 from tcm.data import to_float
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Consistency
 from tcm.method.preconditioning import column
 from tcm.recipes.resolve import resolve

@@ -7,9 +7,9 @@ from launching import tiny_recipe
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
+from tcm.foundation.processes import Processes
 from tcm.recipes.schema import objective_of
 from tcm.training.metrics import time_bins
-from tcm.training.processes import Processes
 from tcm.training.start import card_of
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model

@@ -11,8 +11,8 @@ import torch
 from inprocess import begin, events, train
 from launching import losses, model_weights, tiny_recipe
 
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives import Batch, Losses, Models, Objective
-from tcm.method.streams import SampleStreams
 from tcm.networks import DDPMppConfig, EDM2Config, build_network
 from tcm.training.precision import store_in_bfloat16
 

@@ -7,10 +7,10 @@ from inprocess import train
 from launching import Launcher, tiny, tiny_recipe
 from PIL import Image
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import join
 from tcm.networks import EDM2Config
 from tcm.recipes.schema import Recipe
-from tcm.training.processes import join
 from tcm.training.run import Settings
 from tcm.training.start import card_of
 from tcm.weights import Model

@@ -11,7 +11,7 @@ import pytest
 from inprocess import train
 from launching import FOLDERS, Launcher, lines, losses, tiny, tiny_recipe
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.training import run as run_module
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.signals import StopRequest, stop_requests

@@ -20,7 +20,7 @@ from test_guard import Ill
 
 import tcm
 from tcm.data import BatchSource, LoadedBatch, StreamBatches, open_dataset, open_stream
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 COUNT, STEPS = 100, 12
 STAGE = FOLDERS[0]

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import tcm
 from tcm.cli import app
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.exporting import export_state_dict, reference_arguments
 from tcm.weights.importing import import_checkpoint, stated_licence
 from tcm.weights.reference import parse_arguments

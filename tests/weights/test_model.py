@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import tcm
 from tcm import DDPMppConfig, EDM2Config, Model, ModelCard
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import new_folder
 from tcm.weights import Provenance, inspect
-from tcm.weights.folders import new_folder
 
 TINY = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
 

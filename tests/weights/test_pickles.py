@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from module_pickles import marking_source, published_names, small_pickle
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights import importing, pickles
 from tcm.weights.importing import from_modules
 from tcm.weights.pickles import Refused, read_pickle
@@ -159,7 +159,7 @@ def test_corpus_is_refused_within_bounds(tmp_path):
     script = f"""
 import json, resource, sys
 from pathlib import Path
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.importing import import_checkpoint
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY_BEYOND_TORCH},) * 2)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tcm import DDPMppConfig, Denoiser, EDM2Config
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.reference import left_out, load_denoiser, parse_arguments, reference_names
 
 GOLDEN_NETWORKS = ["ddpmpp_uncond_16", "edm2_cond_16"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tcm.errors import TcmError, TcmWarning
+from tcm.foundation.errors import TcmError, TcmWarning
 
 if TYPE_CHECKING:
     from rich.table import Table

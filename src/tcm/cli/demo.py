@@ -21,10 +21,11 @@ def demo(
 
     from tcm.data.pixels import to_uint8
     from tcm.evaluation.runs import Plan, measure_run
+    from tcm.foundation.processes import join
+    from tcm.recipes.folders import stage_folders
     from tcm.recipes.resolve import resolve
     from tcm.report.terminal import preview
-    from tcm.training.processes import join
-    from tcm.training.run import Run, stage_folders
+    from tcm.training.run import Run
     from tcm.weights import Model
 
     console = Console()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def findings() -> list[tuple[str, str]]:
     """Each thing that matters for training and sampling, with what was found; a broken torch is an error."""
     import torch
 
-    from tcm.devices import available_devices, best_device, has_fast_bfloat16
+    from tcm.foundation.devices import available_devices, best_device, has_fast_bfloat16
 
     device = best_device()
     rows = [

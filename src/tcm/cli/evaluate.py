@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of
-from tcm.errors import TcmError, TcmWarning
+from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
     str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
@@ -50,7 +50,7 @@ def evaluation(
     from tcm.evaluation.references import PAPERS_COUNT
     from tcm.evaluation.sampling import parse_times
     from tcm.evaluation.scores import append_scores, compare, read_scores
-    from tcm.training.processes import join
+    from tcm.foundation.processes import join
     from tcm.weights import load
 
     if comparison is not None:
@@ -105,7 +105,7 @@ def best_times(
     from tcm.evaluation.features import load_detector
     from tcm.evaluation.sampling import parse_times
     from tcm.evaluation.times import save_plot, save_second_time, search_time, time_grid
-    from tcm.training.processes import join
+    from tcm.foundation.processes import join
     from tcm.weights import load
 
     if write and not Path(model).is_dir():

@@ -14,7 +14,7 @@ from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.weights import export_weights, import_weights
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 app = typer.Typer(
     name="tcm",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tcm.evaluation.sampling import Sampling
-    from tcm.training.processes import Processes
+    from tcm.foundation.processes import Processes
 
 Precision = Literal["fp32", "bf16"]
 Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
@@ -44,7 +44,7 @@ def sample(
     from tcm.evaluation.output import check_output, write_samples
     from tcm.evaluation.sampling import generate, parse_seeds
     from tcm.evaluation.sharing import share
-    from tcm.training.processes import join
+    from tcm.foundation.processes import join
     from tcm.weights import load
 
     check_output(out)

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from tcm.cli.sample import shown
 from tcm.data import Dataset, Stream, open_data, open_dataset
-from tcm.errors import TcmError
 from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
 from tcm.evaluation.measurement import Subject
@@ -24,7 +23,8 @@ from tcm.evaluation.references import (
 from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Comparison, Score
 from tcm.evaluation.sharing import share, shared_hash
-from tcm.training.processes import Processes
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
 from tcm.weights import Model
 
 

@@ -28,9 +28,10 @@ def train(
     from rich.console import Console
 
     from tcm.cli.costs import cost_table, scaling_table
+    from tcm.foundation.processes import join
+    from tcm.recipes.folders import RECIPE_FILE
     from tcm.recipes.resolve import resolve, to_toml
-    from tcm.training.processes import join
-    from tcm.training.run import RECIPE_FILE, Run, Settings
+    from tcm.training.run import Run, Settings
 
     if Path(recipe, RECIPE_FILE).is_file():
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
     from rich.table import Table

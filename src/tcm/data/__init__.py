@@ -2,7 +2,6 @@
 
 from tcm.data.dataset import ArrayDataset, Broken, Dataset, Labels
 from tcm.data.fetch import fetch_dataset
-from tcm.data.files import atomic_write
 from tcm.data.grid import image_grid, save_grid
 from tcm.data.lanes import StreamBatches
 from tcm.data.loader import Batches, BatchSource, LoadedBatch
@@ -23,7 +22,6 @@ __all__ = [
     "Stream",
     "StreamBatches",
     "Summary",
-    "atomic_write",
     "fetch_dataset",
     "image_grid",
     "open_data",

@@ -10,9 +10,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
-from tcm.data.files import atomic_write, check_zip_entry
+from tcm.data.limits import check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
 
 # What numpy's reader of headers raises for damaged ones, found by fuzzing.
 _HEADER_ERRORS = (

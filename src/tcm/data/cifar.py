@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tcm.data.dataset import ArrayDataset, Dataset, Indices, Labels, Pixels
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PIXELS = 3 * 32 * 32

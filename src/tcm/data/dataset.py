@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from tcm.data.dataset import Pixels
-from tcm.data.files import MEGABYTE
-from tcm.errors import TcmError
+from tcm.data.limits import MEGABYTE
+from tcm.foundation.errors import TcmError
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 LARGEST_FILE = 256 * MEGABYTE

@@ -22,7 +22,7 @@ from tcm.data.dataset import ArrayDataset, Dataset, Labels
 from tcm.data.decode import decode_picture
 from tcm.data.idx import open_idx_folder
 from tcm.data.opening import FETCHABLE, data_folder
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 Splits = dict[str, Dataset]
 _SILENT_SECONDS = 15

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tcm.data.dataset import Pixels
 from tcm.data.decode import picture_of
-from tcm.data.files import atomic_write
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
 
 
 def image_grid(images: Pixels | Tensor, columns: int | None = None, scale: int = 1, gap: int = 1) -> Image.Image:

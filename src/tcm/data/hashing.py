@@ -18,9 +18,9 @@ from typing import Self
 import PIL
 
 from tcm.data.dataset import Dataset
-from tcm.data.files import atomic_write
 from tcm.data.opening import data_folder
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
 
 KEPT = ".tcm-hashes.json"
 SETTLED = 2 * 10**9

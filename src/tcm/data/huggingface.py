@@ -10,7 +10,7 @@ import numpy as np
 from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import BrokenImage
 from tcm.data.pictures import PackedNames, Pictures
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 HUB = "hf://"
 SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
-from tcm.data.files import check_expansion
-from tcm.errors import TcmError
+from tcm.data.limits import check_expansion
+from tcm.foundation.errors import TcmError
 
 _UINT8 = 8
 _SPLIT_PREFIXES = {"train": "train-", "test": "t10k-"}

@@ -9,7 +9,7 @@ from PIL import Image
 from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Labels, Pixels, Stored
 from tcm.data.decode import BrokenImage, channels_of, pixels_of
 from tcm.data.pictures import Pictures
-from tcm.errors import TcmError, TcmWarning
+from tcm.foundation.errors import TcmError, TcmWarning
 
 
 class ImageFiles(Dataset):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tcm.data.dataset import Labels
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 _Label = TypeVar("_Label")
 

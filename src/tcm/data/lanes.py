@@ -13,7 +13,7 @@ from tcm.data.dataset import Labels
 from tcm.data.loader import LoadedBatch, Resume, as_batch
 from tcm.data.order import check_seed, flips, permutation, rank_indices
 from tcm.data.streams import Sample, Stream
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from tcm.data.dataset import Dataset, Indices, Pixels
 from tcm.data.order import check_seed, flips, global_batch, rank_indices
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 Resume = dict[str, Any]
 """A position in a stream, JSON-able."""

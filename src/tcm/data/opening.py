@@ -17,7 +17,7 @@ from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
 STREAM = "stream:"

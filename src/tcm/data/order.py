@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 _ORDER, _FLIPS = 0, 1
 

@@ -16,9 +16,9 @@ from PIL import Image
 
 from tcm.data.dataset import Labels, Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
-from tcm.data.files import is_one_line
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
-from tcm.errors import TcmError
+from tcm.data.limits import is_one_line
+from tcm.foundation.errors import TcmError
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,

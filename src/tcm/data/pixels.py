@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 def to_float(images: Tensor) -> Tensor:

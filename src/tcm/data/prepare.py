@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -12,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 from PIL import Image
@@ -20,11 +17,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from tcm.data.dataset import Broken, Dataset, Labels
 from tcm.data.decode import BrokenImage, picture_of, png_of
-from tcm.data.files import atomic_write, sync_folder
 from tcm.data.labels import DATASET_JSON
 from tcm.data.loader import read_ahead
 from tcm.data.pictures import Pictures
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write, new_folder
 
 _PER_SHARD = 10_000
 
@@ -159,15 +156,8 @@ def write_prepared(target: str | Path, images: Iterable[Prepared], labels: Label
     if target.suffix == ".zip":
         with atomic_write(target) as file, zipfile.ZipFile(file, "w") as archive:
             return _fill_zip(archive, images, labels)
-    aside = target.with_name(f".{target.name}.{uuid4().hex}.part")
-    aside.mkdir(parents=True)
-    try:
-        result = _fill_shards(aside, images, labels)
-        os.replace(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(target.parent)
-    return result
+    with new_folder(target) as folder:
+        return _fill_shards(folder, images, labels)
 
 
 def check_target(target: Path) -> None:

@@ -17,7 +17,7 @@ from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
 from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
 from tcm.data.opening import STREAM, check_channels, class_names_beside, only_train, open_dataset
 from tcm.data.pictures import TAR_ERRORS, class_number
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from tcm.data.dataset import Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage
-from tcm.data.files import check_zip_entry
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
+from tcm.data.limits import check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS, PackedNames, Pictures, is_image
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 _ENTRY = np.dtype(
     [("start", "<i8"), ("stored", "<i8"), ("size", "<i8"), ("crc", "<u4"), ("name_crc", "<u4"), ("deflated", "?")]

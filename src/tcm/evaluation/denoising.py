@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from tcm.data import Dataset, to_float
-from tcm.devices import fp32_products
-from tcm.errors import TcmError
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.sampling import quantise
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
+from tcm.foundation.devices import fp32_products
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
+from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.conditions import Labels
-from tcm.method.streams import SampleStreams, derive_seed
-from tcm.training.processes import Processes
 from tcm.weights import Model
 
 Denoise = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tcm.data import open_dataset
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 FEATURES = 64
 HELD_OUT = 0.2

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from tcm.data.opening import data_folder
-from tcm.errors import TcmError
 from tcm.evaluation import published
 from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.measurement import Measurement, Subject
@@ -18,7 +17,8 @@ from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
-from tcm.training.processes import Processes
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
 from tcm.weights import Model
 
 Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]

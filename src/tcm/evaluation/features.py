@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tcm.devices import fp32_products
-from tcm.errors import TcmError
 from tcm.evaluation import inception, published
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
+from tcm.foundation.devices import fp32_products
+from tcm.foundation.errors import TcmError
 
 DIGITS_FILE = Path(__file__).with_name("digits.safetensors")
 

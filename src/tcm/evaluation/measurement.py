@@ -6,11 +6,11 @@ import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tcm.errors import TcmWarning
 from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
 from tcm.evaluation.scores import Score
 from tcm.evaluation.statistics import frechet_distance
-from tcm.training.machine import versions
+from tcm.foundation.errors import TcmWarning
+from tcm.foundation.machine import versions
 
 QUANTISATION = "clamp(127.5 x + 128) truncated to uint8"
 

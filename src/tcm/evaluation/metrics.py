@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 BLOCK = 2048
 """Points whose distances to as many others are in memory at a time."""

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tcm.data import atomic_write, save_grid
+from tcm.data import save_grid
 from tcm.data.decode import picture_of, png_of
-from tcm.errors import TcmError
 from tcm.evaluation.sharing import ALONE, gather_rows, share
-from tcm.training.processes import Processes
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
+from tcm.foundation.processes import Processes
 
 SUFFIXES = (".png", ".npz", ".zip")
 # Small images are enlarged in a grid until it is about this wide.

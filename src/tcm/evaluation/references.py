@@ -15,14 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from tcm.data import Dataset, Stream, atomic_write
+from tcm.data import Dataset, Stream
 from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
-from tcm.errors import TcmError
 from tcm.evaluation.features import Detector
 from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
 from tcm.evaluation.statistics import Statistics, accumulate
-from tcm.training.processes import Processes
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
+from tcm.foundation.processes import Processes
 
 FORMAT = "1"
 PAPERS_COUNT = 50_000

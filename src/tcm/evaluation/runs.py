@@ -11,11 +11,9 @@ from tcm.evaluation.features import load_detector, weights_hash
 from tcm.evaluation.references import Reference, reference_of
 from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import Score, append_scores, read_scores
+from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import resolve
-from tcm.training.run import RECIPE_FILE, stage_folders
 from tcm.weights import Model
-
-SCORES_FILE = "scores.jsonl"
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tcm.data import to_uint8
-from tcm.devices import free_memory
-from tcm.errors import TcmError
+from tcm.foundation.devices import free_memory
+from tcm.foundation.errors import TcmError
 from tcm.weights import Model
 
 MOST_SEEDS = 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 # What may differ between two scores that are compared: the thing measured, its result, and when.
 _FREE = ("value", "deviation", "subject", "subject_hash", "sampling", "seed", "note", "versions", "time")

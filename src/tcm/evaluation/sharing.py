@@ -14,7 +14,7 @@ from torch import Tensor
 from tcm.data import Dataset
 from tcm.data.hashing import hash_of
 from tcm.evaluation.statistics import Statistics
-from tcm.training.processes import Processes
+from tcm.foundation.processes import Processes
 
 Item = TypeVar("Item")
 

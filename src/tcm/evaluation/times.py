@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tcm.data import atomic_write
-from tcm.errors import TcmError
 from tcm.evaluation.evaluate import evaluate_model
 from tcm.evaluation.references import Reference
 from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
+from tcm.foundation.processes import Processes
 from tcm.method.sampling import check_times
-from tcm.training.processes import Processes
 from tcm.weights import Model
 
 GRID_POINTS = 8

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 Base = TypeVar("Base")
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 @dataclass(frozen=True)

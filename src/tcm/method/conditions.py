@@ -11,9 +11,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from tcm.devices import to_device
-from tcm.errors import TcmError
-from tcm.method.streams import derive_seed
+from tcm.foundation.devices import to_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import derive_seed
 
 
 class Condition(ABC):

@@ -6,7 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 SMALLEST_R = 1e-6
 """r never falls below this, so that ln r stays finite."""

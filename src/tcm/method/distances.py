@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.preconditioning import c_out
 
 

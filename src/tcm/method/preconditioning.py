@@ -7,10 +7,10 @@ from math import prod, sqrt
 import torch
 from torch import Tensor, nn
 
-from tcm.devices import to_device
-from tcm.errors import TcmError
+from tcm.foundation.devices import to_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition, ConditionKind
-from tcm.method.streams import SampleStreams
 
 Masks = Sequence[Tensor]
 """One boolean tensor (B, *shape) per dropout layer; true keeps the activation."""

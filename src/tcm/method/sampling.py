@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser
 from tcm.method.solvers import euler, guided, heun, karras_times
-from tcm.method.streams import SampleStreams
 
 
 @dataclass(frozen=True)

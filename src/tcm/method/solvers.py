@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser, column
 

@@ -13,7 +13,7 @@ import scipy  # its parts load at their first use
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 GRID_POINTS = 2**15
 

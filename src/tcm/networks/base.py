@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
 from tcm.method.preconditioning import Network
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 from tcm.networks import ImageShape
 from tcm.networks.cost import network_cost

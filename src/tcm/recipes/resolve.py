@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from tcm.errors import TcmError, describe_validation
+from tcm.foundation.errors import TcmError, describe_validation
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.base import CONTINUE
 

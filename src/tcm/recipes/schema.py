@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage

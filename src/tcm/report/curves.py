@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from tcm.devices import best_device
+from tcm.foundation.devices import best_device
 from tcm.recipes.resolve import to_toml
 from tcm.report import figures
 from tcm.report.drawing import ObservedRun
@@ -11,7 +11,7 @@ from tcm.report.headline import denoising_curves, denoising_metric, measure_comm
 from tcm.report.html import Content, beside, code, details, figure, html, paragraph, section, table
 from tcm.report.runs import RunRecord, StageRecord
 from tcm.report.summary import duration
-from tcm.training.machine import start_now
+from tcm.training.starts import start_now
 
 
 def losses(runs: Sequence[ObservedRun]) -> str:

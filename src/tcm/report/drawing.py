@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tcm.devices import best_device, fp32_products
-from tcm.errors import TcmError
 from tcm.evaluation.features import weights_hash
 from tcm.evaluation.sampling import Sampling, quantise
+from tcm.foundation.devices import best_device, fp32_products
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
-from tcm.method.streams import SampleStreams
 from tcm.report.runs import RunRecord, StageRecord
 from tcm.weights import Model
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tcm.data import Dataset, open_dataset
-from tcm.errors import TcmError
 from tcm.evaluation.features import load_detector
+from tcm.foundation.errors import TcmError
 from tcm.report.drawing import COLUMNS, ObservedRun, PathFromNoise, Showpiece
 from tcm.report.html import Content, Html, beside, figure, html, paragraph, rows_of_images, section
 from tcm.report.neighbours import closeness, nearest

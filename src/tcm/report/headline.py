@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tcm.evaluation.scores import Score, differing_conditions
+from tcm.recipes.folders import SCORES_FILE
 from tcm.report.drawing import Drawn, ObservedRun, StageDrawings
-from tcm.report.runs import SCORES_FILE, RunRecord, StageRecord
+from tcm.report.runs import RunRecord, StageRecord
 
 DENOISING_TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
-from tcm.data import atomic_write
+from tcm.foundation.files import atomic_write
 from tcm.report import curves, galleries, summary
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tcm.errors import TcmError
 from tcm.evaluation.scores import Score, read_scores
+from tcm.foundation.errors import TcmError
+from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
-from tcm.training.machine import Start, read_starts
 from tcm.training.metrics import read_metrics
-from tcm.training.run import RECIPE_FILE, stage_folders
+from tcm.training.starts import Start, read_starts
 
 Status = Literal["finished", "failed", "unfinished", "not begun"]
-
-SCORES_FILE = "scores.jsonl"
 
 
 @dataclass(frozen=True)

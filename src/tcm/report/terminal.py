@@ -8,7 +8,7 @@ from rich.style import Style
 from rich.table import Table
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.report.headline import Row, best_value, speed_text, value_text
 
 UPPER_HALF = "▀"

@@ -21,10 +21,10 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from tcm.errors import TcmError, describe_validation
+from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import publish
+from tcm.foundation.processes import Processes
 from tcm.training.guard import GuardState
-from tcm.training.processes import Processes
-from tcm.weights.folders import publish
 
 CHECKSUMS, POSITION, ASIDE = "checksums.json", "position.json", ".writing-"
 

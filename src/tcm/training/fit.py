@@ -9,8 +9,8 @@ import torch
 from tcm.data.grid import save_grid
 from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
-from tcm.devices import peak_memory
-from tcm.errors import TcmError
+from tcm.foundation.devices import peak_memory
+from tcm.foundation.errors import TcmError
 from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Window

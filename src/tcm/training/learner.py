@@ -10,15 +10,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from tcm.foundation.processes import Processes
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.averaging import Average
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.preconditioning import Denoiser
-from tcm.method.streams import SampleStreams
 from tcm.recipes.stages import Stage
 from tcm.training.checkpoint import LearnerPosition
 from tcm.training.guard import GuardState, Verdict, judge
 from tcm.training.optimization import build_optimizer, learning_rate
-from tcm.training.processes import Processes
 
 
 class LossModule(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcm.data.files import atomic_write
+from tcm.foundation.files import atomic_write
 
 TIME_BINS = 10
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cosine_similarity
 
 from tcm.data.loader import BatchSource, LoadedBatch
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.distances import Distance
 from tcm.recipes.stages.base import Precision
 from tcm.training.metrics import TIME_BINS

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tcm.data import Dataset, Stream, atomic_write
+from tcm.data import Dataset, Stream
 from tcm.data.hashing import BackgroundHash
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
 from tcm.training.checkpoint import disk_errors
 from tcm.training.signals import StopRequest
 from tcm.weights.model import CONFIG_FILE, ModelCard, read_card

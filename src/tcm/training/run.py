@@ -12,26 +12,28 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
-from tcm.data.files import atomic_write
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
+from tcm.foundation.processes import Processes
 from tcm.method.conditions import Classes
+from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, offset_of, roles_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
-from tcm.training.machine import append_start, start_now
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
-from tcm.training.processes import Processes, shard
 from tcm.training.progress import stage_progress
+from tcm.training.sharding import shard
 from tcm.training.signals import StopRequest, stop_requests
 from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
-RECIPE_FILE, INIT_FILE = "recipe.toml", "init.txt"
+INIT_FILE = "init.txt"
 LOCK_PATIENCE = 10.0
 """Seconds to wait for a run's lock: reading processes of a killed training live on for up to five."""
 
@@ -43,12 +45,6 @@ class Settings:
     init: str | None = None
     sharded: bool = False
     trackers: Sequence[TrackerName] = ()
-
-
-def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
-    """The folder of each stage: 0-diffusion, 1-consistency, 2-truncated; without stage 0 the count begins at 1."""
-    first = 0 if next(iter(recipe.stages.values())).sampler == "heun" else 1
-    return {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
 
 
 @dataclass(frozen=True)

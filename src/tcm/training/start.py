@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import ConditionKind
-from tcm.method.streams import derive_seed
 from tcm.networks import ImageShape
 from tcm.recipes.schema import Recipe, network_of, roles_of
 from tcm.recipes.stages import Role

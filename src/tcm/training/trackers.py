@@ -4,7 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 class TrackerName(StrEnum):

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from tcm.data.loader import LoadedBatch
 from tcm.data.pixels import to_float
-from tcm.devices import to_device
+from tcm.foundation.devices import to_device
+from tcm.foundation.processes import Processes
+from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.averaging import follow
 from tcm.method.conditions import Labels
 from tcm.method.objectives import Batch, Losses, Models, Objective
-from tcm.method.streams import SampleStreams, derive_seed
 from tcm.recipes.stages import Role, Stage
 from tcm.training.checkpoint import Position
 from tcm.training.guard import Verdict
 from tcm.training.learner import Learner
 from tcm.training.metrics import TIME_BINS
 from tcm.training.precision import autocast
-from tcm.training.processes import Processes
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 
 __all__ = ["Model", "ModelCard", "Provenance", "inspect", "load"]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.pickles import shown
 from tcm.weights.published import Module
 

@@ -1,12 +1,12 @@
 """Our models under the reference's names, for those who want to go back."""
 
 import json
-import os
 from pathlib import Path
 
 from safetensors.torch import save_file
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import written_aside
 from tcm.weights.model import Model, ModelCard
 from tcm.weights.reference import to_reference
 
@@ -26,10 +26,8 @@ def export_state_dict(model: Model, path: Path) -> int:
     if model.card.provenance.licence:
         metadata["license"] = model.card.provenance.licence
     tensors = {name: tensor.contiguous().cpu() for name, tensor in to_reference(model.denoiser).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    save_file(tensors, part, metadata=metadata)
-    os.replace(part, path)
+    with written_aside(path) as aside:
+        save_file(tensors, aside, metadata=metadata)
     return len(tensors)
 
 

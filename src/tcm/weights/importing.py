@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.networks import ImageShape
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text

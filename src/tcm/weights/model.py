@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tcm.devices import fp32_products
-from tcm.errors import TcmError, describe_validation
+from tcm.foundation.devices import fp32_products
+from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import new_folder
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, SamplerName, last
-from tcm.method.streams import SampleStreams
 from tcm.networks import AnyNetwork
-from tcm.weights.folders import new_folder
 from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pickletools import opcodes
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 # A file of EDM's CIFAR-10 network takes 45,000 operations, 0.1 MB of text and 20 levels.
 MAX_OPERATIONS = 500_000
@@ -346,7 +346,7 @@ def read_pickle(data: memoryview, constructors: Mapping[str, Constructor], name:
     >>> read_pickle(memoryview(b"\\x80\\x04cos\\nsystem\\n."), {}, "evil.pkl")
     Traceback (most recent call last):
     ...
-    tcm.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run...
+    tcm.foundation.errors.TcmError: evil.pkl: refused: the global os.system, ...; nothing in it was run...
     """
     machine = Machine(data, constructors)
     try:

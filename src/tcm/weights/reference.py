@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.networks import NETWORKS, ImageShape, NetworkConfig

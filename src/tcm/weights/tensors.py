@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 
 
 def load_tensors(

@@ -20,7 +20,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.weights.pickles import Constructor, Global, Machine, Record, Refused, refusal, shown
 
 MAGIC = 0x1950A86A20F9469CFC6C

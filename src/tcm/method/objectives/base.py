@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
 from tcm.method.distances import Distance
 from tcm.method.preconditioning import Denoiser, Masks
-from tcm.method.streams import SampleStreams
 from tcm.method.times import TimeDistribution
 
 Models = Mapping[str, Denoiser]

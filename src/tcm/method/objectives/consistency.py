@@ -7,14 +7,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tcm.devices import to_device
-from tcm.errors import TcmError
+from tcm.foundation.devices import to_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw, model_of
 from tcm.method.preconditioning import column
 from tcm.method.solvers import Step, guided, heun
-from tcm.method.streams import SampleStreams
 from tcm.method.times import LogNormal, TimeDistribution
 
 

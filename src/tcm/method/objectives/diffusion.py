@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from tcm.devices import to_device
-from tcm.errors import TcmError
+from tcm.foundation.devices import to_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
 from tcm.method.preconditioning import c_noise, c_out, column
-from tcm.method.streams import SampleStreams
 from tcm.method.times import LogNormal, TimeDistribution
 
 

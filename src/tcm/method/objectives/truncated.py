@@ -8,13 +8,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tcm.devices import to_device
-from tcm.errors import TcmError
+from tcm.foundation.devices import to_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import Distance
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
 from tcm.method.objectives.consistency import Pairs
-from tcm.method.streams import SampleStreams
 from tcm.method.times import TimeDistribution
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.averaging import ConstantDecay, Decay, PowerDecay
 from tcm.method.objectives import Objective
 from tcm.method.sampling import SamplerName

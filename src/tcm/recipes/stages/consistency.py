@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import WEIGHTINGS, PseudoHuber, SquaredL2, WeightingName
 from tcm.method.objectives import Consistency, Distillation, Pairs

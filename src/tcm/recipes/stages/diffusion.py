@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tcm.errors import TcmError
+from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Diffusion
 from tcm.method.sampling import SamplerName
 from tcm.method.times import LogNormal

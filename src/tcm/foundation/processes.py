@@ -9,11 +9,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from tcm.devices import available_devices, best_device
-from tcm.errors import TcmError
-from tcm.method.preconditioning import Denoiser
+from tcm.foundation.devices import available_devices, best_device
+from tcm.foundation.errors import TcmError
 
 T = TypeVar("T")
 
@@ -94,29 +93,6 @@ def join(device: str | None = None) -> Iterator[Processes]:
             yield replace(everyone, device=here)
     finally:
         dist.destroy_process_group()
-
-
-def shard(denoiser: Denoiser) -> None:
-    """Share the weights, gradients and optimiser state of a denoiser among the processes, block by block (FSDP2)."""
-    from torch.distributed.fsdp import fully_shard  # takes a second to import
-
-    _widen_scalars(denoiser)
-    for module in denoiser.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                fully_shard(block)
-    if denoiser.uncertainty is not None:
-        fully_shard(denoiser.uncertainty)  # the loss calls it by itself
-    # The root too gives its weights back after each pass: averages are exchanged between passes.
-    fully_shard(denoiser, reshard_after_forward=True)
-
-
-def _widen_scalars(denoiser: Denoiser) -> None:
-    """Make vectors of one element of scalar parameters, which FSDP2 cannot share; they compute the same."""
-    for module in denoiser.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if parameter.ndim == 0:
-                setattr(module, name, nn.Parameter(parameter.detach().view(1), parameter.requires_grad))
 
 
 def _backend() -> str:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tcm.devices import to_device
+from tcm.foundation.devices import to_device
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ValidationError
 
 
 class TcmError(ValueError):
-    """An error that the user can mend; the command line prints it as one line and exits with code 2.
+    """An error that the user can fix; the command line prints it as one line and exits with code 2.
 
-    >>> raise TcmError("times[1]=0.821 lies below t'=1.0, where this model is undefined; use a time of at least 1.0")
+    >>> raise TcmError("times[1]=0.821 lies below t'=1.0; use a time of at least 1.0")
     Traceback (most recent call last):
     ...
-    tcm.errors.TcmError: times[1]=0.821 lies below t'=1.0, where this model is undefined; use a time of at least 1.0
+    tcm.foundation.errors.TcmError: times[1]=0.821 lies below t'=1.0; use a time of at least 1.0
     """
 
 

@@ -1,0 +1,88 @@
+"""Files and folders that appear whole or not at all: written aside, synced, renamed."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import BinaryIO
+from uuid import uuid4
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a binary file that appears at `path` whole or not at all.
+
+    >>> with atomic_write("weights.bin") as file:  # doctest: +SKIP
+    ...     file.write(b"all or nothing")
+    """
+    with written_aside(Path(path)) as aside, aside.open("xb") as file:
+        yield file
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which becomes `path` once all is on the disk; on an error nothing changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex}.part")
+    try:
+        yield aside
+        move(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def move(file: Path, path: Path) -> None:
+    """Bring a file to the disk and rename it to `path`, in place of what is there."""
+    with file.open("r+b") as opened:  # Windows syncs only what is open for writing
+        os.fsync(opened.fileno())
+    os.replace(file, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the system lets us open folders (Windows does not)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path` once all is on the disk; on an error nothing changes."""
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        aside.chmod(0o755)
+        yield aside
+        publish(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Bring the folder `aside` to the disk and rename it to `path`, in place of what is there."""
+    for inside in aside.rglob("*"):
+        inside.chmod(0o755 if inside.is_dir() else 0o644)
+        if inside.is_dir():
+            sync_folder(inside)
+        else:
+            with inside.open("r+b") as file:  # Windows syncs only what is open for writing
+                os.fsync(file.fileno())
+    sync_folder(aside)
+    if path.exists():
+        old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        path.rename(old / "old")
+        aside.rename(path)
+        shutil.rmtree(old)
+    else:
+        aside.rename(path)
+    sync_folder(path.parent)
