@@ -1,7 +1,7 @@
 """Denoisers and consistency functions in closed form: exact truths to test the method, the solvers and the scores by.
 
 An `Exact` is a `Denoiser` whose f is a formula, in the precision of its input; a `Formula` is the same as a `Network`
-F, so that the real `Denoiser` wraps it. Functions take (x, t, labels) with t shaped to multiply x.
+F, so that the real `Denoiser` wraps it. Functions take (x, t, labels) with t shaped to multiply x, labels as a tensor.
 
 >>> f = Exact(gaussian_consistency(0.5), (1, 2, 2))
 >>> f(torch.ones(1, 1, 2, 2), torch.tensor([0.0])).flatten().tolist()
@@ -16,6 +16,7 @@ from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 from tcm import Denoiser, Network
+from tcm.method.conditions import Condition, Labels
 from tcm.method.preconditioning import Masks, c_in, c_out, c_skip
 
 Function = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -63,12 +64,17 @@ def follow_pf_ode(denoise: Function, x: Tensor, t: float, r: float) -> Tensor:
     return torch.from_numpy(solution.y[:, -1]).view(x.shape)
 
 
+def labels_of(condition: Condition | None) -> Tensor | None:
+    """The labels as the functions take them."""
+    return condition.index if isinstance(condition, Labels) else None
+
+
 class NoNetwork(Network):
     """The network of a denoiser that needs none."""
 
     dropout, dropout_shapes = 0.0, ()
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         raise NotImplementedError
 
     def normalize_weights(self) -> None:
@@ -83,8 +89,8 @@ class Exact(Denoiser):
         self.function = function
         self.gain = nn.Parameter(torch.ones((), dtype=torch.float64))
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None, masks: Masks | None = None) -> Tensor:
-        return self.gain.to(x) * self.function(x, t.to(x)[:, None, None, None], labels)
+    def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
+        return self.gain.to(x) * self.function(x, t.to(x)[:, None, None, None], labels_of(condition))
 
 
 class Formula(NoNetwork):
@@ -95,8 +101,8 @@ class Formula(NoNetwork):
         self.function, self.sigma_data = function, sigma_data
         self.gain = nn.Parameter(torch.ones(()))
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         t = (4 * c_noise.double()).exp()[:, None, None, None]
         noisy = x.double() / c_in(t, self.sigma_data)
-        out = self.function(noisy, t, labels) - c_skip(t, self.sigma_data) * noisy
+        out = self.function(noisy, t, labels_of(condition)) - c_skip(t, self.sigma_data) * noisy
         return self.gain * (out / c_out(t, self.sigma_data)).to(x)

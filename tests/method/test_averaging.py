@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tcm import Average, ConstantDecay, DDPMppConfig, PowerDecay, build_network
+from tcm import Average, ConstantDecay, DDPMppConfig, PowerDecay
 
 
 def test_power_betas_are_the_references(numbers) -> None:
@@ -51,14 +51,14 @@ def test_power_average_forgets_where_it_began() -> None:
 
 
 def test_an_average_is_loaded_by_its_network_and_kept_apart_from_it() -> None:
-    network = build_network(DDPMppConfig(channels=8, channel_mult=(1,), blocks=1), (1, 4, 4), 0)
+    network = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1).build((1, 4, 4), None)
     average = Average(network, ConstantDecay(0.5))
     start = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.no_grad():
         network.conv_in.weight.add_(1)
     assert torch.equal(average.state_dict()["conv_in.weight"], start["conv_in.weight"])
     average.update(network, 1)
-    other = build_network(DDPMppConfig(channels=8, channel_mult=(1,), blocks=1), (1, 4, 4), 0)
+    other = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1).build((1, 4, 4), None)
     other.load_state_dict(average.state_dict())
     torch.testing.assert_close(other.conv_in.weight.detach(), start["conv_in.weight"] + 0.5)
 

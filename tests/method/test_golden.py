@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcm import Batch, Consistency, Curriculum, Denoiser, LogStudentT, Pairs, PseudoHuber, TruncatedConsistency
+from tcm import Batch, Consistency, Curriculum, Denoiser, Labels, LogStudentT, Pairs, PseudoHuber, TruncatedConsistency
 from tcm.method.distances import inverse_c_out_squared, inverse_delta
 from tcm.method.objectives import Draw, Losses, f_trunc
 from tcm.method.preconditioning import column
@@ -27,7 +27,7 @@ def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def test_network(golden, name: str) -> None:
     tensors, arguments = golden(name)
     denoiser = load_denoiser(part(tensors, "weights."), arguments)
-    labels = tensors["in.labels"].argmax(1) if "in.labels" in tensors else None
+    labels = Labels(tensors["in.labels"].argmax(1)) if "in.labels" in tensors else None
     denoised = denoiser(tensors["in.x"], tensors["in.t"], labels)
     torch.testing.assert_close(denoised, tensors["out.denoised"], rtol=1e-4, atol=1e-5)
     denoised.square().mean().backward()
@@ -70,14 +70,16 @@ def case(request, golden) -> Case:
     r = t - curriculum.delta(t, 0)
     with torch.no_grad():
         later = student(x + column(t, x) * draw.eps, t)
-        earlier = f_trunc(models, x + column(r, x) * draw.eps, r, draw, settings["t_prime"] if models.frozen else 0)
+        earlier = f_trunc(
+            models, x + column(r, x) * draw.eps, r, draw, settings["t_prime"] if "frozen" in models else 0
+        )
     return Case(tensors, student, losses, alone, boundary, r, rounding_error(later, earlier, settings["c"]))
 
 
 def sample(batch: Batch, draw: Draw, i: int) -> tuple[Batch, int, Draw]:
     """Sample i of the batch as a share of its own, at step 0."""
     row = slice(i, i + 1)
-    return Batch(batch.x[row], None, batch.places[row], batch.B), 0, Draw(draw.t[row], draw.eps[row], None, None)
+    return Batch(batch.x[row], None, batch.index[row], batch.B), 0, Draw(draw.t[row], draw.eps[row], None, None)
 
 
 def rounding_error(a: Tensor, b: Tensor, c: float) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tcm import (
     Batch,
+    Classes,
     Consistency,
     Curriculum,
     DDPMppConfig,
@@ -20,6 +21,7 @@ from tcm import (
     Diffusion,
     Distillation,
     EDM2Config,
+    Labels,
     LogNormal,
     LogStudentT,
     Pairs,
@@ -28,9 +30,9 @@ from tcm import (
     SquaredL2,
     TruncatedConsistency,
     Uncertainty,
-    build_network,
 )
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Condition
 from tcm.method.curriculum import SMALLEST_R
 from tcm.method.distances import uniform
 from tcm.method.objectives import Draw, Objective, f_trunc
@@ -104,7 +106,7 @@ def test_teachers_guidance_enters_the_pair() -> None:
     points, point_labels = torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1), torch.tensor([0, 1])
     teacher = Exact(finite_denoiser(points, point_labels), (1, 1, 1))
     t, r = torch.tensor([1.0], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
-    x_t, label = torch.tensor([0.3], dtype=torch.float64).reshape(1, 1, 1, 1), torch.tensor([1])
+    x_t, label = torch.tensor([0.3], dtype=torch.float64).reshape(1, 1, 1, 1), Labels(torch.tensor([1]))
     models, draw = {"student": teacher, "teacher": teacher}, Draw(t, x_t, None, label)
     pairs = Pairs(distillation=Distillation(euler, guidance=3.0))
     x_r = pairs.earlier(models, Batch.whole(x_t, label), draw, x_t, r)
@@ -115,7 +117,7 @@ def test_teachers_guidance_enters_the_pair() -> None:
 
 def test_distillation_without_a_teacher_is_an_error() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    with pytest.raises(TcmError, match=r"models.teacher is None"):
+    with pytest.raises(TcmError, match=r"distillation needs models\['teacher'\]"):
         Consistency(pairs=Pairs(distillation=Distillation())).loss(
             {"student": f}, Batch.whole(torch.zeros(2, *SHAPE)), 0, SampleStreams([0, 1])
         )
@@ -173,7 +175,7 @@ class Recorder(NoNetwork):
         self.gain = nn.Parameter(torch.ones(()))
         self.calls: list[tuple[bool, Tensor, Masks | None]] = []
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         self.calls.append((torch.is_grad_enabled(), c_noise, masks))
         return self.gain * x
 
@@ -232,9 +234,9 @@ def networks() -> list[DDPMppConfig | EDM2Config]:
     ]
 
 
-def lively(config: DDPMppConfig | EDM2Config, classes: int = 0) -> Denoiser:
+def lively(config: DDPMppConfig | EDM2Config, condition: Classes | None = None) -> Denoiser:
     """A denoiser whose layers all matter: none starts near zero."""
-    denoiser = Denoiser(build_network(config, (1, 8, 8), classes), (1, 8, 8), classes)
+    denoiser = Denoiser(config.build((1, 8, 8), condition), (1, 8, 8), condition)
     with torch.no_grad():
         for parameter in denoiser.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -276,17 +278,17 @@ def test_shared_masks_make_neighbours_agree(config) -> None:
     ids=lambda objective: type(objective).__name__,
 )
 def test_micro_batches_add_up_to_the_batch(objective: Objective, config) -> None:
-    f, frozen = lively(config, classes=3), lively(config, classes=3)
+    f, frozen = lively(config, Classes(3)), lively(config, Classes(3))
     models = {"student": f, "frozen": frozen}
-    x, labels = torch.rand(12, 1, 8, 8) * 2 - 1, torch.arange(12) % 3
+    x, labels = torch.rand(12, 1, 8, 8) * 2 - 1, Labels(torch.arange(12) % 3)
 
     def accumulate(shares: list[list[int]]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         f.zero_grad()
         total, parts = torch.zeros(()), {}
         for share in shares:
-            places = torch.tensor(share)
-            batch = Batch(x[places], labels[places], places, 12)
-            losses = objective.loss(models, batch, 3, SampleStreams([1000 + place for place in share]))
+            index = torch.tensor(share)
+            batch = Batch(x[index], labels.select(index), index, 12)
+            losses = objective.loss(models, batch, 3, SampleStreams([1000 + i for i in share]))
             losses.total.backward()
             total = total + losses.total.detach()
             parts = {name: parts.get(name, 0) + value for name, value in losses.parts.items()}
@@ -301,9 +303,9 @@ def test_micro_batches_add_up_to_the_batch(objective: Objective, config) -> None
 
 
 def test_no_global_generator_is_touched() -> None:
-    f = lively(networks()[0], classes=2)
+    f = lively(networks()[0], Classes(2))
     models = {"student": f, "frozen": deepcopy(f), "teacher": deepcopy(f)}
-    batch = Batch.whole(torch.rand(8, 1, 8, 8), torch.arange(8) % 2)
+    batch = Batch.whole(torch.rand(8, 1, 8, 8), Labels(torch.arange(8) % 2))
     before = torch.get_rng_state()
     for objective in (
         Diffusion(label_dropout=0.3),
@@ -324,7 +326,7 @@ class Dropping(NoNetwork):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(SHAPE))
 
-    def forward(self, x: Tensor, c_noise: Tensor, labels: Tensor | None, masks: Masks | None) -> Tensor:
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         h = torch.tanh(self.weight * x + c_noise[:, None, None, None])
         return h if masks is None else h * masks[0] * 2
 
@@ -402,18 +404,19 @@ def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:
 
 
 def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
-    batch = Batch.whole(torch.zeros(2000, 1, 1, 1), torch.arange(2000) % 7)
+    before = torch.arange(2000) % 7
+    batch = Batch.whole(torch.zeros(2000, 1, 1, 1), Labels(before))
     models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    labels = Diffusion(label_dropout=0.3).draw(models, batch, SampleStreams(range(2000))).labels
+    labels = Diffusion(label_dropout=0.3).draw(models, batch, SampleStreams(range(2000))).condition.index
     gone = labels == -1
     assert float(gone.float().mean()) == pytest.approx(0.3, abs=0.04)
-    assert torch.equal(labels[~gone], batch.labels[~gone])
+    assert torch.equal(labels[~gone], before[~gone])
 
 
 def test_weights_of_diffusion_do_not_change_with_label_dropout_off() -> None:
-    batch = Batch.whole(torch.zeros(5, 1, 1, 1), torch.arange(5))
+    batch = Batch.whole(torch.zeros(5, 1, 1, 1), Labels(torch.arange(5)))
     models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    assert Diffusion().draw(models, batch, SampleStreams(range(5))).labels is batch.labels
+    assert Diffusion().draw(models, batch, SampleStreams(range(5))).condition is batch.condition
 
 
 @given(st.integers(2, 3000), st.floats(0.001, 0.999))
@@ -451,7 +454,7 @@ def test_times_below_the_dividing_time_are_refused() -> None:
 
 def test_a_truncated_step_needs_the_frozen_model() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    with pytest.raises(TcmError, match=r"models.frozen is None"):
+    with pytest.raises(TcmError, match=r"t_prime=1 needs models\['frozen'\]"):
         STAGE_2.loss({"student": f}, Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import Exact, Formula, gaussian_consistency
 from torch import Tensor
 
-from tcm import DDPMppConfig, Denoiser, EDM2Config, Uncertainty, build_network
+from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config, Labels, Uncertainty
 from tcm.method.preconditioning import c_in, c_noise, c_out, c_skip
 
 
@@ -37,13 +37,13 @@ CONFIGS = [
 
 def denoise(f: Denoiser, t: Tensor) -> Tensor:
     x = t.float()[:, None, None, None] * torch.randn(len(t), 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    return f(x, t, torch.tensor([0, 1, -1])[: len(t)])
+    return f(x, t, Labels(torch.tensor([0, 1, -1])[: len(t)]))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_networks_under_float32_preconditioning(config, dtype: torch.dtype) -> None:
-    f = Denoiser(build_network(config, (1, 8, 8), 2), (1, 8, 8), 2)
+    f = Denoiser(config.build((1, 8, 8), Classes(2)), (1, 8, 8), Classes(2))
     with torch.no_grad():
         for parameter in f.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -65,7 +65,7 @@ def test_half_networks_under_float32_preconditioning(config, dtype: torch.dtype)
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_extreme_times_and_images_stay_finite(config) -> None:
-    f = Denoiser(build_network(config, (1, 8, 8), 0), (1, 8, 8))
+    f = Denoiser(config.build((1, 8, 8), None), (1, 8, 8))
     for dtype in (torch.float32, torch.float16):
         f.network.to(dtype)
         for t in (1e-6, 0.002, 80.0, 1e4):

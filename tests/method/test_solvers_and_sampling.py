@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from oracles import Exact, Formula, finite_denoiser, follow_pf_ode, gaussian_consistency, gaussian_denoiser
 from torch import Tensor
 
-from tcm import DDPMppConfig, Denoiser, EDM2Config, SampleStreams, build_network
+from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config, Labels, SampleStreams
 from tcm.foundation.errors import TcmError
-from tcm.method.sampling import check_times, consistency_times, sample_consistency, sample_heun
+from tcm.method.sampling import check_times, consistency_steps, consistency_times, heun_steps, last
 from tcm.method.solvers import euler, guided, heun, karras_times
 
 S = 0.5
@@ -54,7 +54,7 @@ def test_heuns_sampler_reproduces_the_pf_ode_of_a_finite_data_set() -> None:
     exact = follow_pf_ode(denoise, x_T, 80.0, 1e-5)
     assert float((exact[:, None] - POINTS.double()).flatten(2).norm(dim=2).min(1).values.max()) < 1e-3  # all arrive
     for D in (Exact(denoise, SHAPE), Denoiser(Formula(denoise), SHAPE)):
-        found = sample_heun(D, 18, SampleStreams(range(8)))
+        found = last(heun_steps(D, 18, SampleStreams(range(8))))
         assert float((found.double() - exact).abs().max()) < 1e-3
 
 
@@ -65,7 +65,7 @@ def test_heuns_sampler_follows_the_pf_ode_on_its_way() -> None:
     exact = denoise(x, torch.full((8, 1, 1, 1), 0.5, dtype=torch.float64), None)
     errors = []
     for steps in (10, 20, 40, 80):
-        found = sample_heun(Exact(denoise, SHAPE, t_min=0.5), steps, SampleStreams(range(8)))
+        found = last(heun_steps(Exact(denoise, SHAPE, t_min=0.5), steps, SampleStreams(range(8))))
         errors.append(float((found.double() - exact).norm()))
     assert errors[-1] < 5e-3
     assert np.polyfit(np.log([10, 20, 40, 80]), np.log(errors), 1)[0] == pytest.approx(-2, abs=0.3)
@@ -75,7 +75,9 @@ def test_heuns_error_falls_with_the_square_of_the_steps() -> None:
     D = Exact(gaussian_denoiser(S), SHAPE)
     x_T = 80.0 * SampleStreams(range(8)).normal(SHAPE).double()
     exact = x_T * S / (S**2 + 80.0**2) ** 0.5
-    errors = [float((sample_heun(D, n, SampleStreams(range(8))).double() - exact).abs().max()) for n in (10, 20, 40)]
+    errors = [
+        float((last(heun_steps(D, n, SampleStreams(range(8)))).double() - exact).abs().max()) for n in (10, 20, 40)
+    ]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.4)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.4)
 
@@ -83,7 +85,7 @@ def test_heuns_error_falls_with_the_square_of_the_steps() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 18])
 def test_count_of_heuns_evaluations(steps: int) -> None:
     D = Counting(gaussian_denoiser(S), SHAPE)
-    sample_heun(D, steps, SampleStreams([0]))
+    last(heun_steps(D, steps, SampleStreams([0])))
     assert D.evaluations == 2 * steps - 1
 
 
@@ -91,7 +93,7 @@ def test_guidance_doubles_the_evaluations_and_moves_towards_the_class() -> None:
     labels = torch.tensor([0, 1, 0, 1, 0])
     D = Counting(finite_denoiser(POINTS, labels), SHAPE)
     wanted = torch.tensor([1, 1, 0, 0])
-    found = sample_heun(D, 18, SampleStreams(range(4)), wanted, guidance=1.5)
+    found = last(heun_steps(D, 18, SampleStreams(range(4)), Labels(wanted), guidance=1.5))
     assert D.evaluations == 2 * 35
     nearest = (found[:, None] - POINTS).flatten(2).norm(dim=2).argmin(1)
     assert torch.equal(labels[nearest], wanted)
@@ -100,14 +102,14 @@ def test_guidance_doubles_the_evaluations_and_moves_towards_the_class() -> None:
 def test_guidance_of_scale_one_and_of_no_labels_is_none() -> None:
     D = Counting(finite_denoiser(POINTS, torch.tensor([0, 1, 0, 1, 0])), SHAPE)
     x, t = torch.zeros(2, *SHAPE), torch.ones(2)
-    guided(D, torch.tensor([0, 1]), 1.0)(x, t)
+    guided(D, Labels(torch.tensor([0, 1])), 1.0)(x, t)
     guided(D, None, 4.0)(x, t)
     assert D.evaluations == 2
 
 
 def test_one_step_of_the_exact_function_is_exact() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    found = sample_consistency(f, [80.0], SampleStreams(range(100)))
+    found = last(consistency_steps(f, [80.0], SampleStreams(range(100))))
     exact = 80.0 * SampleStreams(range(100)).normal(SHAPE) * S / (S**2 + 80.0**2) ** 0.5
     torch.testing.assert_close(found, exact)
 
@@ -115,7 +117,7 @@ def test_one_step_of_the_exact_function_is_exact() -> None:
 @pytest.mark.parametrize("times", [[80.0, 1.0], [80.0, 20.0, 3.0, 0.5]])
 def test_more_steps_keep_the_distribution(times: list[float]) -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
-    found = sample_consistency(f, times, SampleStreams(range(4000)))
+    found = last(consistency_steps(f, times, SampleStreams(range(4000))))
     assert float(found.std()) == pytest.approx(S, rel=0.03)
     assert float(found.mean()) == pytest.approx(0, abs=0.02)
 
@@ -125,7 +127,7 @@ def test_two_steps_follow_the_formula() -> None:
     first, second = again.normal(SHAPE), again.normal(SHAPE)
     with torch.no_grad():
         expected = f(f(80 * first, torch.tensor([80.0])) + 1.5 * second, torch.tensor([1.5]))
-    torch.testing.assert_close(sample_consistency(f, [80.0, 1.5], streams), expected)
+    torch.testing.assert_close(last(consistency_steps(f, [80.0, 1.5], streams)), expected)
 
 
 NETWORKS = [
@@ -138,16 +140,16 @@ NETWORKS = [
 @pytest.mark.parametrize("sampler", ["consistency", "heun"])
 def test_an_image_is_a_function_of_its_seed_and_not_of_its_batch(config, sampler: str) -> None:
     """Inputs are the same to the bit; convolutions may sum in another order in another batch, hence the tolerance."""
-    f = Denoiser(build_network(config, (1, 8, 8), 3), (1, 8, 8), 3)
+    f = Denoiser(config.build((1, 8, 8), Classes(3)), (1, 8, 8), Classes(3))
     with torch.no_grad():
         for parameter in f.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
 
     def sample(seeds: list[int]) -> Tensor:
-        labels = torch.tensor([seed % 3 for seed in seeds])
+        labels = Labels(torch.tensor([seed % 3 for seed in seeds]))
         if sampler == "heun":
-            return sample_heun(f, 3, SampleStreams(seeds), labels)
-        return sample_consistency(f, [80.0, 1.0], SampleStreams(seeds), labels)
+            return last(heun_steps(f, 3, SampleStreams(seeds), labels))
+        return last(consistency_steps(f, [80.0, 1.0], SampleStreams(seeds), labels))
 
     whole = sample(list(range(7)))
     for seeds in ([4], [6, 0], [5, 4, 3, 2, 1]):
@@ -174,7 +176,7 @@ def test_an_image_is_a_function_of_its_seed_and_not_of_its_batch(config, sampler
 def test_times_where_the_model_is_undefined_are_errors(times: list[float], message: str) -> None:
     f = Exact(gaussian_consistency(S), SHAPE, t_min=1.0)
     with pytest.raises(TcmError, match=message):
-        sample_consistency(f, times, SampleStreams([0]))
+        last(consistency_steps(f, times, SampleStreams([0])))
 
 
 @given(st.integers(1, 50), st.floats(0.1, 79.9))
@@ -206,6 +208,6 @@ def test_no_steps_are_an_error(steps: int) -> None:
 def test_sampling_leaves_no_graph_and_no_global_state() -> None:
     before = torch.get_rng_state()
     f = Exact(gaussian_consistency(S), SHAPE)
-    assert not sample_consistency(f, [80.0, 1.0], SampleStreams([0])).requires_grad
-    assert not sample_heun(f, 3, SampleStreams([0])).requires_grad
+    assert not last(consistency_steps(f, [80.0, 1.0], SampleStreams([0]))).requires_grad
+    assert not last(heun_steps(f, 3, SampleStreams([0]))).requires_grad
     assert torch.equal(torch.get_rng_state(), before)

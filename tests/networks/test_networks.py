@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
-from tcm import DDPMppConfig, EDM2Config, Network, SampleStreams, build_network
+from tcm import Classes, DDPMppConfig, EDM2Config, Labels, Network, SampleStreams
 from tcm.foundation.errors import TcmError
 from tcm.networks.ddpmpp import positional_embedding
 from tcm.networks.edm2 import MPConv, MPLinear, mp_cat, mp_silu, mp_sum, normalize
@@ -44,7 +44,7 @@ def stir(network: Network) -> Network:
 )
 def test_parameter_counts_are_the_papers(numbers, name: str, config, shape, classes: int) -> None:
     with torch.device("meta"):
-        network = build_network(config, shape, classes)
+        network = config.build(shape, Classes(classes) if classes else None)
     count = sum(parameter.numel() for parameter in network.parameters())
     assert count == round(numbers["parameters_millions"][name] * 1e6)
 
@@ -71,9 +71,9 @@ def test_any_shape_that_the_levels_divide(kind, channels, mult, size, blocks, cl
         attention=(max(shape[1:]),) if attends else (),
         dropout=0.5,
     )
-    network = stir(build_network(config, shape, classes))
+    network = stir(config.build(shape, Classes(classes) if classes else None))
     streams = SampleStreams([0, 1])
-    labels = torch.tensor([0, -1]) if classes else None
+    labels = Labels(torch.tensor([0, -1])) if classes else None
     out = network(torch.randn(2, *shape), torch.tensor([-1.0, 1.0]), labels, network.draw_masks(streams))
     assert out.shape == (2, *shape)
     assert bool(out.isfinite().all())
@@ -88,7 +88,7 @@ def test_any_shape_that_the_levels_divide(kind, channels, mult, size, blocks, cl
 )
 def test_images_that_the_levels_do_not_divide_are_refused(make, shape, named: str) -> None:
     with pytest.raises(TcmError, match=f"{named} is not a multiple of 4"):
-        build_network(make(channels=16, channel_mult=(1, 1, 1)), shape, 0)
+        make(channels=16, channel_mult=(1, 1, 1)).build(shape, None)
 
 
 @pytest.mark.parametrize(
@@ -114,26 +114,26 @@ def test_attention_heads() -> None:
     """One per 64 channels; none below, as in the reference; a width that they cannot share is an error."""
     for width, heads in ((64, 1), (96, 1), (128, 2), (192, 3)):
         config = EDM2Config(channels=width, channel_mult=(1,), blocks=1, attention=(4,))
-        network = build_network(config, (1, 4, 4), 0)
+        network = config.build((1, 4, 4), None)
         assert {block.attention.heads for block in network.encoder} == {heads}
     with torch.device("meta"):
-        narrow = build_network(EDM2Config(channels=32, channel_mult=(1,), blocks=1, attention=(4,)), (1, 4, 4), 0)
+        narrow = EDM2Config(channels=32, channel_mult=(1,), blocks=1, attention=(4,)).build((1, 4, 4), None)
     assert all(block.attention is None for block in narrow.decoder)
     with pytest.raises(TcmError, match="attention layer of 200 channels, which its 3 heads do not divide"):
-        build_network(EDM2Config(channels=200, channel_mult=(1,), attention=(4,)), (1, 4, 4), 0)
+        EDM2Config(channels=200, channel_mult=(1,), attention=(4,)).build((1, 4, 4), None)
 
 
 def test_widths_that_group_normalisation_cannot_divide_are_refused() -> None:
     with pytest.raises(TcmError, match="channels=48 gives a layer of 144 channels"):
-        build_network(DDPMppConfig(channels=48, channel_mult=(1, 2), blocks=1), (1, 8, 8), 0)
+        DDPMppConfig(channels=48, channel_mult=(1, 2), blocks=1).build((1, 8, 8), None)
 
 
 @small
 def test_labels_matter_and_no_label_is_none(config) -> None:
-    network = stir(build_network(config, (1, 8, 8), 3)).eval()
+    network = stir(config.build((1, 8, 8), Classes(3))).eval()
     x, c_noise = torch.randn(1, 1, 8, 8).expand(4, -1, -1, -1), torch.zeros(4)
     with torch.no_grad():
-        out = network(x, c_noise, torch.tensor([0, 1, 2, -1]), None)
+        out = network(x, c_noise, Labels(torch.tensor([0, 1, 2, -1])), None)
         without = network(x, c_noise, None, None)
     assert len({tuple(row.flatten().tolist()) for row in out}) == 4
     torch.testing.assert_close(out[3], without[0])
@@ -141,7 +141,7 @@ def test_labels_matter_and_no_label_is_none(config) -> None:
 
 @small
 def test_dropout_is_an_argument_and_not_a_mode(config) -> None:
-    network = stir(build_network(config, (1, 8, 8), 0))
+    network = stir(config.build((1, 8, 8), None))
     x, c_noise = torch.randn(2, 1, 8, 8), torch.zeros(2)
     with torch.no_grad():
         plain = network.train()(x, c_noise, None, None)
@@ -157,7 +157,7 @@ def test_dropout_is_an_argument_and_not_a_mode(config) -> None:
 
 @small
 def test_every_mask_is_used(config) -> None:
-    network = stir(build_network(config, (1, 8, 8), 0))
+    network = stir(config.build((1, 8, 8), None))
     x, c_noise = torch.randn(1, 1, 8, 8), torch.zeros(1)
     ones = [torch.ones(1, *shape, dtype=torch.bool) for shape in network.dropout_shapes]
     with torch.no_grad():
@@ -170,15 +170,15 @@ def test_every_mask_is_used(config) -> None:
 @small
 def test_no_sample_is_a_batch_too(config) -> None:
     """A process whose share has no target of one kind still calls that network."""
-    network = build_network(config, (1, 8, 8), 2)
+    network = config.build((1, 8, 8), Classes(2))
     masks = network.draw_masks(SampleStreams([]))
-    out = network(torch.empty(0, 1, 8, 8), torch.empty(0), torch.empty(0, dtype=torch.int64), masks)
+    out = network(torch.empty(0, 1, 8, 8), torch.empty(0), Labels(torch.empty(0, dtype=torch.int64)), masks)
     assert out.shape == (0, 1, 8, 8)
 
 
 def test_edm2_drops_at_low_resolutions_only() -> None:
     config = EDM2Config(channels=16, channel_mult=(1, 1, 1), blocks=1, dropout=0.4, dropout_up_to=8)
-    shapes = build_network(config, (1, 16, 12), 0).dropout_shapes
+    shapes = config.build((1, 16, 12), None).dropout_shapes
     assert {shape[1:] for shape in shapes} == {(8, 6), (4, 3)}
 
 
@@ -190,7 +190,7 @@ def test_dropout_keeps_the_mean() -> None:
     assert drop(x, None, 0, 0.2) is x
     assert SMALL["ddpmpp"].dropout > 0
     assert (
-        build_network(SMALL["ddpmpp"].model_copy(update={"dropout": 0.0}), (1, 8, 8), 0).draw_masks(SampleStreams([0]))
+        SMALL["ddpmpp"].model_copy(update={"dropout": 0.0}).build((1, 8, 8), None).draw_masks(SampleStreams([0]))
         is None
     )
 
@@ -201,7 +201,7 @@ def snapshot(network: Network) -> dict[str, Tensor]:
 
 @small
 def test_forward_and_backward_passes_change_no_weight(config) -> None:
-    network = stir(build_network(config, (1, 8, 8), 0)).train()
+    network = stir(config.build((1, 8, 8), None)).train()
     before = snapshot(network)
     for _ in range(2):
         network(torch.randn(2, 1, 8, 8), torch.zeros(2), None, None).sum().backward()
@@ -209,12 +209,12 @@ def test_forward_and_backward_passes_change_no_weight(config) -> None:
 
 
 def test_forced_normalisation_is_explicit_and_leaves_the_function_alone() -> None:
-    network = stir(build_network(SMALL["edm2"], (1, 8, 8), 2))
+    network = stir(SMALL["edm2"].build((1, 8, 8), Classes(2)))
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, MPConv | MPLinear):
                 module.weight.mul_(3.0)
-    x, c_noise, labels = torch.randn(2, 1, 8, 8), torch.zeros(2), torch.tensor([0, 1])
+    x, c_noise, labels = torch.randn(2, 1, 8, 8), torch.zeros(2), Labels(torch.tensor([0, 1]))
     with torch.no_grad():
         before = network(x, c_noise, labels, None)
         gains = {name: p.clone() for name, p in network.named_parameters() if "gain" in name}
@@ -230,7 +230,7 @@ def test_forced_normalisation_is_explicit_and_leaves_the_function_alone() -> Non
 
 
 def test_ddpmpp_has_no_forced_normalisation() -> None:
-    network = stir(build_network(SMALL["ddpmpp"], (1, 8, 8), 0))
+    network = stir(SMALL["ddpmpp"].build((1, 8, 8), None))
     before = snapshot(network)
     network.normalize_weights()
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
@@ -239,7 +239,7 @@ def test_ddpmpp_has_no_forced_normalisation() -> None:
 def test_edm2_keeps_magnitudes_at_initialisation() -> None:
     """Activations of unit magnitude in, unit magnitude before the output's gain, whatever the depth."""
     config = EDM2Config(channels=64, channel_mult=(1, 2), blocks=2, attention=(8,))
-    network = build_network(config, (3, 16, 16), 0)
+    network = config.build((3, 16, 16), None)
     seen: list[float] = []
     for block in [*network.encoder, *network.decoder]:
         block.register_forward_hook(lambda module, inputs, out: seen.append(float(out.square().mean().sqrt())))
@@ -250,7 +250,7 @@ def test_edm2_keeps_magnitudes_at_initialisation() -> None:
 
 
 def test_edm2_clips_what_float16_could_not_hold() -> None:
-    block = build_network(SMALL["edm2"], (1, 8, 8), 0).decoder[0]
+    block = SMALL["edm2"].build((1, 8, 8), None).decoder[0]
     with torch.no_grad():
         out = block(torch.full((1, 128, 4, 4), 1e5), torch.zeros(1, 128), None)
     assert float(out.abs().max()) == 256
@@ -259,9 +259,9 @@ def test_edm2_clips_what_float16_could_not_hold() -> None:
 @small
 @pytest.mark.parametrize("masked", [False, True])
 def test_autocast(config, masked: bool) -> None:
-    network = stir(build_network(config, (1, 8, 8), 2))
+    network = stir(config.build((1, 8, 8), Classes(2)))
     masks = network.draw_masks(SampleStreams([0, 1])) if masked else None
-    x, c_noise, labels = torch.randn(2, 1, 8, 8), torch.tensor([-1.5, 1.0]), torch.tensor([0, 1])
+    x, c_noise, labels = torch.randn(2, 1, 8, 8), torch.tensor([-1.5, 1.0]), Labels(torch.tensor([0, 1]))
     full = network(x, c_noise, labels, masks)
     with torch.autocast("cpu", torch.bfloat16):
         out = network(x, c_noise, labels, masks)
@@ -274,7 +274,7 @@ def test_autocast(config, masked: bool) -> None:
 @small
 def test_t_and_labels_are_embedded_in_float32_under_autocast(config) -> None:
     """As the reference does: bit for bit what a float32 pass embeds, down to each block's own map of it."""
-    network = stir(build_network(config, (1, 8, 8), 2))
+    network = stir(config.build((1, 8, 8), Classes(2)))
     found: list[list[Tensor]] = []
     for module in network.modules():
         if isinstance(module, MPLinear | nn.Linear):
@@ -282,7 +282,7 @@ def test_t_and_labels_are_embedded_in_float32_under_autocast(config) -> None:
     for enabled in (False, True):
         found.append([])
         with torch.autocast("cpu", torch.float16, enabled=enabled):
-            network(torch.randn(2, 1, 8, 8), torch.tensor([-1.5, 1.0]), torch.tensor([0, 1]), None)
+            network(torch.randn(2, 1, 8, 8), torch.tensor([-1.5, 1.0]), Labels(torch.tensor([0, 1])), None)
     assert len(found[0]) > 5
     assert all(out.dtype == torch.float32 for out in found[1])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -331,7 +331,7 @@ def test_heads_are_split_and_merged_by_channel() -> None:
 @pytest.mark.parametrize("gradient", [False, True], ids=["without gradient", "with gradient"])
 @small
 def test_attention_takes_the_fused_kernel(config, gradient: bool, precision: torch.dtype) -> None:
-    network = build_network(config, (1, 8, 8), 0)
+    network = config.build((1, 8, 8), None)
     autocast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
     with profile() as profiler, torch.set_grad_enabled(gradient), autocast:
         out = network(torch.randn(2, 1, 8, 8), torch.zeros(2), None, None)
@@ -346,7 +346,7 @@ def test_attention_takes_the_fused_kernel(config, gradient: bool, precision: tor
 @small
 def test_attention_of_no_rows_asks_no_kernel(config) -> None:
     """On some devices a fused kernel cannot start for a batch of no rows."""
-    network = build_network(config, (1, 8, 8), 0)
+    network = config.build((1, 8, 8), None)
     with profile() as profiler:
         out = network(torch.empty(0, 1, 8, 8), torch.empty(0), None, None)
         out.sum().backward()
@@ -357,7 +357,7 @@ def test_attention_of_no_rows_asks_no_kernel(config) -> None:
 @small
 def test_forward_mode_derivative_through_attention(config) -> None:
     """⟨w, J v⟩ by forward mode is ⟨Jᵀ w, v⟩ by reverse mode, which takes another kernel."""
-    network = stir(build_network(config, (1, 8, 8), 0))
+    network = stir(config.build((1, 8, 8), None))
     x, v, w = torch.randn(3, 2, 1, 8, 8)
 
     def f(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 import tcm
-from tcm import DDPMppConfig, EDM2Config, Model, ModelCard
+from tcm import Classes, DDPMppConfig, EDM2Config, Model, ModelCard
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
 from tcm.weights import Provenance, inspect
@@ -60,7 +60,7 @@ def cards(draw) -> ModelCard:
         kind=kind,
         network=network,
         image_shape=(draw(st.integers(1, 3)), draw(side), draw(side)),
-        classes=draw(st.sampled_from([0, 3])),
+        condition=draw(st.sampled_from([None, Classes(3)])),
         sigma_data=draw(st.floats(0.1, 2)),
         t_min=t_min,
         t_max=draw(st.floats(5, 100)),
@@ -97,9 +97,9 @@ def test_a_loaded_model_trains(saved: Path) -> None:
 
 
 def test_saving_replaces_a_model_and_leaves_nothing_beside_it(saved: Path) -> None:
-    other = lively(Model.fresh(card(classes=2)))
+    other = lively(Model.fresh(card(condition=Classes(2))))
     other.save(saved)
-    assert tcm.load(saved).card.classes == 2
+    assert tcm.load(saved).card.condition == Classes(2)
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
 
 
@@ -265,7 +265,7 @@ def test_a_model_of_the_hubs_cache_is_loaded(saved: Path, tmp_path: Path) -> Non
 
 
 def test_image_i_is_the_same_in_any_batch_and_count() -> None:
-    model = lively(Model.fresh(card(classes=3)))
+    model = lively(Model.fresh(card(condition=Classes(3))))
     whole = model.sample(7, steps=2, seed=10)
     assert whole.shape == (7, 1, 4, 4)
     for batch in (1, 2, 5):
@@ -276,7 +276,7 @@ def test_image_i_is_the_same_in_any_batch_and_count() -> None:
 
 
 def test_labels_of_samples() -> None:
-    model = lively(Model.fresh(card(classes=3)))
+    model = lively(Model.fresh(card(condition=Classes(3))))
     drawn = model.sample(4)
     chosen = torch.cat([model.sample(1, seed=seed, labels=0) for seed in range(4)])
     torch.testing.assert_close(model.sample(4, labels=[0, 0, 0, 0]), chosen, rtol=1e-5, atol=1e-6)
@@ -294,8 +294,8 @@ def test_labels_of_samples() -> None:
 
 def test_times_and_steps_of_sampling() -> None:
     truncated = lively(Model.fresh(card(kind="truncated", t_min=1.0, t_prime=1.0, second_time=1.5)))
-    assert truncated.times(1) == [80.0]
-    assert truncated.times(2) == [80.0, 1.5]
+    assert truncated.sampler.times(truncated.denoiser, 1) == [80.0]
+    assert truncated.sampler.times(truncated.denoiser, 2) == [80.0, 1.5]
     assert torch.equal(truncated.sample(2, steps=2), truncated.sample(2, times=[80.0, 1.5]))
     assert torch.equal(truncated.sample(2), truncated.sample(2, steps=1))
     with pytest.raises(TcmError, match=r"times\[1\]=0.821 lies below 1, where this model is undefined"):

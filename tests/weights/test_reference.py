@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcm import DDPMppConfig, Denoiser, EDM2Config
+from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config
 from tcm.foundation.errors import TcmError
 from tcm.weights.reference import left_out, load_denoiser, parse_arguments, reference_names
 
@@ -80,10 +80,10 @@ def test_what_is_left_out_is_reported() -> None:
 
 
 def test_defaults_are_the_papers_networks() -> None:
-    config, shape, classes = parse_arguments({"img_resolution": 32, "img_channels": 3, "dropout": 0.2})
-    assert (config, shape, classes) == (DDPMppConfig(dropout=0.2), (3, 32, 32), 0)
-    config, shape, classes = parse_arguments({"img_resolution": 64, "label_dim": 1000, "model_type": "EDM2UNet"})
-    assert (config, shape, classes) == (EDM2Config(), (3, 64, 64), 1000)
+    config, shape, condition = parse_arguments({"img_resolution": 32, "img_channels": 3, "dropout": 0.2})
+    assert (config, shape, condition) == (DDPMppConfig(dropout=0.2), (3, 32, 32), None)
+    config, shape, condition = parse_arguments({"img_resolution": 64, "label_dim": 1000, "model_type": "EDM2UNet"})
+    assert (config, shape, condition) == (EDM2Config(), (3, 64, 64), Classes(1000))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """What a user can fix: the field, the value, the remedy."""
 
 import re
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +19,10 @@ class TcmError(ValueError):
     """
 
 
+class KeyInTable(TcmError):
+    """An error whose text begins with a key of a table; `describe_validation` puts the table's own key before it."""
+
+
 class TcmWarning(UserWarning):
     """Something works but is probably not what the user wants; the message says what to do."""
 
@@ -27,9 +32,15 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
 
     With the validated `model`, the key is named as the user wrote it and a misspelt one meets its nearest neighbour.
     """
+    return TcmError(f"{source}: {describe_first(error, model)[1]}")
+
+
+def describe_first(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[str, str]:
+    """The key of the first error, and that line, which begins with it; an error of the whole table has no key."""
     errors = error.errors()
     # A misspelt key is often missed under its right name too: the misspelling is what helps.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    unknown = ("extra_forbidden", "unexpected_keyword_argument")
+    first = next((one for one in errors if one["type"] in unknown), errors[0])
     parts, siblings = _walk(model, first["loc"])
     # A stage's key is named as on the command line.
     key = "".join(parts[1:] if parts[:1] == [".stages"] and len(parts) > 1 else parts).removeprefix(".")
@@ -37,7 +48,7 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
     match first["type"]:
         case "json_invalid":
             problem = first["msg"]
-        case "extra_forbidden":
+        case "extra_forbidden" | "unexpected_keyword_argument":
             near = get_close_matches(str(first["loc"][-1]), siblings, 1, cutoff=0.75)
             advice = f"did you mean {near[0]!r}?" if near else "remove it or correct its spelling"
             problem = f"{key} is not a known key; {advice}"
@@ -45,7 +56,9 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
             problem = f"{key} is missing; add it"
         case "union_tag_not_found" | "union_tag_invalid":
             problem = _describe_tag(key, value, first["ctx"])
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case _ if value is None:
+            problem = f"{key} cannot be unset; give it a value"
+        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
             problem = f"{key}={value!r} must be a table of keys"
         case "tuple_type":
             problem = f"{key}={value!r} must be a list, in brackets"
@@ -54,10 +67,18 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
         case "int_type" if isinstance(value, float) and value.is_integer():
             problem = f"{key}={value!r} must be an integer; write {int(value)}"
         case "value_error":
-            problem = ("" if isinstance(value, dict) else f"{key}={value!r}: ") + str(first["ctx"]["error"])
+            problem = _describe_value_error(key, value, first["ctx"]["error"])
         case _:
             problem = f"{key}={value!r} {_MUST.sub('must', first['msg']).replace(' after validation', '')}"
-    return TcmError(f"{source}: {problem}")
+    return key, problem
+
+
+def _describe_value_error(key: str, value: object, error: Exception) -> str:
+    if isinstance(error, KeyInTable):
+        return f"{key}.{error}"
+    if isinstance(value, dict):
+        return f"{key}: {error}" if key else str(error)
+    return f"{key}={value!r}: {error}"
 
 
 _MUST = re.compile(r"^\w+ should(?= )")
@@ -76,9 +97,9 @@ def _walk(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[li
     here: Any = model
     for part in loc:
         here = _unwrapped(here)
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            siblings = list(here.model_fields)
-            here = here.model_fields[str(part)].annotation if part in siblings else None
+        if keys := _keys(here):
+            siblings = list(keys)
+            here = keys.get(str(part))
         elif get_origin(here) in (dict, tuple):
             here = get_args(here)[-1] if get_origin(here) is dict else get_args(here)[0]
         elif any(_has_tag(choice, part) for choice in get_args(here)):
@@ -97,6 +118,11 @@ def _unwrapped(annotation: Any) -> Any:
 
 
 def _has_tag(choice: Any, tag: int | str) -> bool:
-    if not (isinstance(choice, type) and issubclass(choice, BaseModel)):
-        return False
-    return any(get_args(field.annotation) == (tag,) for field in choice.model_fields.values())
+    return any(get_args(annotation) == (tag,) for annotation in _keys(choice).values())
+
+
+def _keys(annotation: Any) -> dict[str, Any]:
+    """The keys of a table and their types; none if it is no table of known keys."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: field.annotation for name, field in annotation.model_fields.items()}
+    return get_type_hints(annotation) if isinstance(annotation, type) and is_dataclass(annotation) else {}

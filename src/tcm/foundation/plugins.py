@@ -1,12 +1,15 @@
 """Classes that people add from outside, found by Python's own means: an entry point or an import path."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
-from tcm.foundation.errors import TcmError
+from pydantic import BaseModel, ValidationError
+
+from tcm.foundation.errors import KeyInTable, TcmError, describe_first
 
 Base = TypeVar("Base")
 
@@ -25,10 +28,24 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, 
     if found is None:
         near = get_close_matches(name, ours, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ours)}"
-        raise TcmError(f"{key}={name!r} is unknown; {advice} (a class of your own is named module:Class)")
+        raise KeyInTable(f"{key}={name!r} is unknown; {advice} (a class of your own is named module:Class)")
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise TcmError(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
+        raise KeyInTable(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
     return cast(type[Base], found)
+
+
+def read_table(table: object, key: str, find: Callable[[str], type[BaseModel]]) -> object:
+    """What a table describes, by the class that its `key` names; its field refuses what is no such table."""
+    if not isinstance(table, dict):
+        return table
+    if not isinstance(table.get(key), str):
+        return {key: table[key]} if key in table else {}
+    model = find(table[key])
+    try:
+        return model.model_validate_json(json.dumps(table), strict=True)
+    except ValidationError as error:
+        within, problem = describe_first(error, model)
+        raise (KeyInTable if within else TcmError)(problem) from error
 
 
 def _imported(key: str, name: str) -> object:
@@ -36,4 +53,4 @@ def _imported(key: str, name: str) -> object:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise TcmError(f"{key}={name!r} cannot be imported ({error}); put its module on the Python path") from error
+        raise KeyInTable(f"{key}={name!r} cannot be imported ({error}); put its module on the Python path") from error

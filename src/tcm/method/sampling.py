@@ -116,11 +116,11 @@ class ConsistencySampler(Sampler):
         times: Sequence[float] | None = None,
     ) -> Iterator[SamplingStep]:
         """`steps` steps (1 by default), or the times themselves."""
-        return consistency_steps(f, times or self.times(f, self._steps(steps)), streams, condition)
+        return consistency_steps(f, self._times(f, steps, times), streams, condition)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `times 80, 1`."""
-        return "times " + ", ".join(f"{t:g}" for t in times or self.times(f, self._steps(steps)))
+        return "times " + ", ".join(f"{t:g}" for t in self._times(f, steps, times))
 
     def evaluations(self, steps: int) -> int:
         """One for each step."""
@@ -130,8 +130,8 @@ class ConsistencySampler(Sampler):
         """Such as `two steps`."""
         return {1: "one step", 2: "two steps"}.get(steps, f"{steps} steps")
 
-    def _steps(self, steps: int | None) -> int:
-        return self.usual_steps[0] if steps is None else steps
+    def _times(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> Sequence[float]:
+        return self.times(f, self.usual_steps[0] if steps is None else steps) if times is None else times
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,9 @@ def check_times(f: Denoiser, times: Sequence[float]) -> None:
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"
             raise TcmError(f"times[{index}]={t:g} lies below {f.t_min:g}, where this model is undefined; {remedy}")
+        if t > f.t_max:
+            remedy = f"use a time of at most {f.t_max:g}"
+            raise TcmError(f"times[{index}]={t:g} lies above {f.t_max:g}, where this model is undefined; {remedy}")
         if index and t >= times[index - 1]:
             raise TcmError(f"times[{index}]={t:g} does not lie below times[{index - 1}]; sort the times downwards")
 

@@ -1,11 +1,10 @@
 """The free-form network F: each kind in a file of its own, listed here."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from tcm.foundation.plugins import find_class
+from tcm.foundation.plugins import find_class, read_table
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.edm2 import EDM2Config
@@ -17,13 +16,11 @@ NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2
 
 def network_class(kind: str) -> type[NetworkConfig]:
     """The config of a kind: one of ours, an entry point of the group `tcm.networks`, or `module:Class`."""
-    return find_class("network.kind", kind, NETWORKS, NetworkConfig, "tcm.networks")
+    return find_class("kind", kind, NETWORKS, NetworkConfig, "tcm.networks")
 
 
 def _read(table: Any) -> Any:
-    if not isinstance(table, dict) or not isinstance(table.get("kind"), str):
-        return table
-    return network_class(table["kind"]).model_validate_json(json.dumps(table), strict=True)
+    return read_table(table, "kind", network_class)
 
 
 AnyNetwork = Annotated[SerializeAsAny[NetworkConfig], BeforeValidator(_read)]

@@ -1,11 +1,10 @@
 """The stages that a run can have: each in a file of its own, listed here."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from tcm.foundation.plugins import find_class
+from tcm.foundation.plugins import find_class, read_table
 from tcm.recipes.stages.base import GuardSpec, Setting, Spec, Stage, Times
 from tcm.recipes.stages.consistency import ConsistencyStage, PairsStage
 from tcm.recipes.stages.diffusion import DiffusionStage
@@ -40,9 +39,7 @@ def stage_class(objective: str) -> type[Stage]:
 
 
 def _read(table: Any) -> Any:
-    if not isinstance(table, dict) or not isinstance(table.get("objective"), str):
-        return table
-    return stage_class(table["objective"]).model_validate_json(json.dumps(table), strict=True)
+    return read_table(table, "objective", stage_class)
 
 
 AnyStage = Annotated[SerializeAsAny[Stage], BeforeValidator(_read)]
