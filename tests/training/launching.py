@@ -87,7 +87,7 @@ def _child(arguments: list[str], output: str, environment: dict[str, str]) -> No
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = ["tcm", *arguments]
     main()
 
