@@ -58,11 +58,14 @@ class Command:
     def running(self) -> bool:
         return self._process.is_alive()
 
-    def send(self, signal: int) -> None:
-        """Send it a signal, if it still runs."""
-        assert self._process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal)
+    def send(self, signal: int, *, to_its_processes: bool = False) -> None:
+        """Send it a signal, if it still runs; as a terminal does, also to the processes that it started."""
+        pid = self._process.pid
+        assert pid is not None
+        with suppress(ProcessLookupError, FileNotFoundError):
+            started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if to_its_processes else []
+            for one in (*started, pid):
+                os.kill(int(one), signal)
 
     def until(self, condition: Callable[[], bool], patience: float = 120) -> None:
         """Wait for a condition, or for the command's end."""

@@ -10,6 +10,7 @@ import torch
 from tcm.errors import TcmError
 from tcm.method.objectives import TruncatedConsistency
 from tcm.method.streams import derive_seed
+from tcm.recipes.checks import stages_before
 from tcm.recipes.fields import DiffusionStage, PairsStage, Stage, TruncatedStage, time_range
 from tcm.recipes.schema import Recipe, network_of, objective_of
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
@@ -101,6 +102,18 @@ def references(stage: Stage) -> dict[Role, str]:
     if isinstance(stage, PairsStage) and stage.teacher is not None:
         found["teacher"] = stage.teacher
     return found
+
+
+def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:
+    """The earlier stages whose models a stage needs.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> sorted(needed_stages(resolve("demo"), "continued"))
+    ['consistency', 'diffusion']
+    """
+    before = stages_before(recipe, name)
+    found = references(recipe.stages[name]).values()
+    return frozenset(before[-1:] if "previous" in found else []) | (frozenset(found) & frozenset(before))
 
 
 def check_role(recipe: Recipe, name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
