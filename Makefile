@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: help setup demo test test-gpu check bench clean
+.PHONY: help setup demo test test-portable test-gpu check bench clean
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -22,7 +24,10 @@ demo: .venv/.user  ## train the whole method on handwritten digits, measure it, 
 	$(BIN)/tcm demo
 
 test: .venv/.dev  ## run the tests; those of the report need a browser (Debian: apt-get install chromium)
-	$(BIN)/python -m pytest --cov=tcm --cov-report=term:skip-covered
+	$(PYTEST) --cov=tcm --cov-report=term:skip-covered
+
+test-portable: .venv/.dev  ## run the numerical tests with the lowest instruction set, as the oldest CPU would
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) tests/method tests/networks
 
 test-gpu: .venv/.dev  ## run the tests that need an accelerator, on one or more of them
 	$(BIN)/python -m pytest -m gpu tests

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    attention,
     compiling,
     dropout,
     features,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "optimizer": (optimizer.TITLE, optimizer.measure),
     "roofline": (roofline.TITLE, roofline.measure),
     "pieces": (pieces.TITLE, pieces.measure),
+    "attention": (attention.TITLE, attention.measure),
     "sampling": (sampling.TITLE, sampling.measure),
     "scaling": (scaling.TITLE, scaling.measure),
     "loader": (loader.TITLE, loader.measure),

@@ -16,14 +16,14 @@ from rich.console import Console
 from benchmarks.cases import Case, batches, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, Times, interleave, share, spread
 from tcm.data.pixels import to_float
+from tcm.foundation.progress import progress_of_stages
 from tcm.foundation.randomness import SampleStreams
+from tcm.foundation.signals import StopRequest
 from tcm.method.objectives import Batch, Consistency
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge
 from tcm.training.metrics import MetricsFile, Window
-from tcm.training.progress import stage_progress
-from tcm.training.signals import StopRequest
 from tcm.training.trainer import Trainer
 from tcm.weights import ModelCard
 
@@ -77,14 +77,14 @@ def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(MetricsFile(Path(folder) / "metrics.jsonl")) as metrics,
-        stage_progress(console, "consistency", steps) as progress,
+        progress_of_stages(console) as show,
         patch.object(Consistency, "loss_at", timed_method(timed, Consistency.loss_at)),
         patch("torch.autograd.backward", timed(torch.autograd.backward)),
         patch.object(Trainer, "step", noted),
         patch.object(Checkpoints, "save"),
     ):
         checkpoints = Checkpoints(Path(folder) / "state", 1, training.processes)
-        data = batches(recipe, "consistency")
+        data, progress = batches(recipe, "consistency"), show("consistency", steps)
         Fit(training, data, card, Path(folder), checkpoints, progress, metrics, []).run(StopRequest(patient=False))
     whole = [after - before for before, after in pairwise(begun[1:])]
     return whole, inner[1:-1]

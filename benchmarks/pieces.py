@@ -1,4 +1,4 @@
-"""What the profile led to: resampling, group norm with SiLU, attention, each against other ways to compute it."""
+"""What the profile led to: resampling, and group norm with SiLU, each against other ways to compute it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +17,9 @@ from benchmarks.stages import steps
 from tcm.evaluation.sampling import Sampling, generate
 from tcm.method.preconditioning import Masks
 from tcm.networks.ddpmpp import Block
-from tcm.networks.layers import Resample, attend, drop, resample
+from tcm.networks.layers import Resample, drop, resample
 
-TITLE = "resampling, group norm with SiLU and attention against other ways to compute them"
+TITLE = "resampling, and group norm with SiLU, against other ways to compute them"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -75,7 +75,6 @@ def alone(settings: Settings) -> list[Row]:
     for precision, dtype in PRECISIONS.items():
         x = torch.randn(8, 256, 32, 32, dtype=dtype)
         low = torch.randn(8, 256, 16, 16, dtype=dtype)
-        heads = torch.randn(3, 8, 1, 256, 256, dtype=dtype)
         pieces: dict[str, tuple[Tensor, dict[str, Callable[[Tensor], Tensor]]]] = {
             "doubling": (
                 low,
@@ -97,7 +96,6 @@ def alone(settings: Settings) -> list[Row]:
                 x,
                 {"one after the other": lambda x: F.silu(norm(x)), "one function": lambda x: norm_silu(x, norm)},
             ),
-            "attention": (heads, {"torch's": lambda x: attend(*x), "two products": plain_attention}),
         }
         for piece, (given, ways) in pieces.items():
             runs = {name: both_passes(way, given, norm) for name, way in ways.items()}
@@ -172,12 +170,6 @@ def fused_block(self: Block, x: Tensor, emb: Tensor, masks: Masks | None, place:
     x = resample(x, self.resample)
     x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
     return x if self.attention is None else self.attention(x)
-
-
-def plain_attention(x: Tensor) -> Tensor:
-    q, k, v = x
-    weights = (q.transpose(2, 3) @ k).div(q.shape[2] ** 0.5).softmax(-1)
-    return v @ weights.transpose(2, 3)
 
 
 STEPS: dict[str, Callable[[], AbstractContextManager[object]]] = {

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no timed properties, the golden files."""
+"""What all tests share: the number of threads, no timed properties, the golden files."""
 
 import json
 import os
@@ -13,9 +13,8 @@ from torch import Tensor
 
 settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tcm")
-torch.set_num_threads(1)
-# The processes that tests start compute with one thread too: the networks are tiny, and two threads would only wait.
-os.environ["OMP_NUM_THREADS"] = "1"
+# One thread here and in the processes that tests start, unless told otherwise: the networks are tiny.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 def pytest_configure(config: pytest.Config) -> None:

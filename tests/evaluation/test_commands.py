@@ -1,9 +1,6 @@
 """`tcm sample`, `tcm eval`, `tcm times` as a user calls them; two real processes against one."""
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from launching import Launcher
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -49,10 +47,10 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-def under_torchrun(*arguments: object) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "tcm"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *map(str, arguments)], check=True, env=environment, timeout=180, capture_output=True)
+def in_two_processes(folder: Path, *arguments: object) -> None:
+    environment = {"TCM_DATA": str(folder / "cache of two")}
+    ended = Launcher(folder).run_ranks(2, *map(str, arguments), environment=environment)
+    assert [code for code, _ in ended] == [0, 0], ended
 
 
 def test_every_output_holds_the_same_pixels(models: Path) -> None:
@@ -82,15 +80,15 @@ def tcm_pixels(images: torch.Tensor) -> np.ndarray:
     return np.clip(np.trunc(images.double().numpy() * 127.5 + 128), 0, 255).astype(np.uint8)
 
 
-def test_two_processes_draw_the_same_images_and_the_same_score(models: Path) -> None:
+def test_two_processes_draw_the_same_images_and_the_same_score(models: Path, tmp_path: Path) -> None:
     model = models / "consistency"
     run("sample", model, "-n", 7, "--out", "one.npz")
-    under_torchrun("sample", model, "-n", 7, "--batch", 2, "--out", "two.npz")
+    in_two_processes(tmp_path, "sample", model, "-n", 7, "--batch", 2, "--out", tmp_path / "two.npz")
     np.testing.assert_array_equal(np.load("one.npz")["images"], np.load("two.npz")["images"])
     options = ["--data", "digits", "--detector", "digits", "-n", 101, "--metrics", "fid,kid,is,precision-recall"]
     run("eval", model, *options, "--dfid", "0.5", "--scores", "one.jsonl")
-    os.environ["TCM_DATA"] = str(Path("other cache").absolute())
-    under_torchrun("eval", model, *options, "--dfid", "0.5", "--batch", 17, "--scores", "two.jsonl")
+    scores = tmp_path / "two.jsonl"
+    in_two_processes(tmp_path, "eval", model, *options, "--dfid", "0.5", "--batch", 17, "--scores", scores)
     one, two = read_scores(Path("one.jsonl")), read_scores(Path("two.jsonl"))
     assert [score.metric for score in one] == [score.metric for score in two]
     for a, b in zip(one, two, strict=True):

@@ -1,14 +1,19 @@
 """The hash of a data set among processes: the first finds it, and the others neither read nor give up."""
 
-import os
-import subprocess
-import sys
+import multiprocessing
+import runpy
+import socket
 from pathlib import Path
 
+import launching  # noqa: F401 (its fork server has imported what processes need)
+
 SCRIPT = """
-import sys, time
+import os, time
 from pathlib import Path
 import numpy as np
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
+
 from tcm.data import ArrayDataset
 from tcm.foundation.errors import TcmError
 from tcm.evaluation import sharing
@@ -16,7 +21,7 @@ from tcm.foundation.processes import join
 
 class Slow(ArrayDataset):
     def content_hash(self):
-        Path(sys.argv[1], f"read by {processes.rank}").touch()
+        Path(out, f"read by {rank}").touch()
         time.sleep(0.3)
         return super().content_hash()
 
@@ -27,28 +32,35 @@ class Broken(ArrayDataset):
 sharing.A_MINUTE = 0.01
 with join("cpu") as processes:
     found = sharing.shared_hash(processes, Slow(np.ones((2, 1, 4, 4), np.uint8)))
-    Path(sys.argv[1], f"found by {processes.rank}").write_text(found)
+    Path(out, f"found by {rank}").write_text(found)
     try:
         sharing.shared_hash(processes, Broken(np.ones((2, 1, 4, 4), np.uint8)))
     except TcmError as error:
-        Path(sys.argv[1], f"error of {processes.rank}").write_text(str(error))
+        Path(out, f"error of {rank}").write_text(str(error))
     except SystemExit:
-        Path(sys.argv[1], f"quiet end of {processes.rank}").touch()
+        Path(out, f"quiet end of {rank}").touch()
 """
 
 
 def test_the_first_process_hashes_for_all(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "out").mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "out")],
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=180,
-        capture_output=True,
-    )
-    made = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SCRIPT)
+    out.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        multiprocessing.get_context("forkserver").Process(
+            target=runpy.run_path, args=(str(script), {"rank": rank, "port": port, "out": str(out)})
+        )
+        for rank in ("0", "1")
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    made = {path.name: path.read_text() for path in out.iterdir()}
     assert made.keys() == {"read by 0", "found by 0", "found by 1", "error of 0", "quiet end of 1"}
     assert made["found by 0"] == made["found by 1"]
     assert len(made["found by 0"]) == 64

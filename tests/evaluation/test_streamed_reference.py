@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset, open_stream
-from tcm.evaluation.references import stream_batches
+from tcm.foundation.errors import TcmError
+from tcm.evaluation import references
+from tcm.evaluation.features import load_detector
+from tcm.evaluation.references import reference_of, stream_batches, stream_reference
 from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -48,6 +51,20 @@ def test_processes_share_the_images(shards: Path) -> None:
     parts = [torch.cat(list(stream_batches(stream, 7, Processes(torch.device("cpu"), rank, 3)))) for rank in range(3)]
     for rank, part in enumerate(parts):
         assert torch.equal(part, whole[rank::3])
+
+
+def test_features_are_those_of_the_same_choice_of_images(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stream without end in sight, no more than 50,000; here 40."""
+    monkeypatch.setattr(references, "PAPERS_COUNT", 40)
+    detector = load_detector("digits")
+    streamed = stream_reference(open_stream(shards), "stream", detector, keep=True)
+    by_index = reference_of(open_dataset(shards), "data", detector, keep=True)
+    assert streamed.features is not None
+    assert by_index.features is not None
+    assert len(streamed.features) == 40
+    torch.testing.assert_close(streamed.features, by_index.features)
+    assert streamed.statistics.count == 100
+    assert stream_reference(open_stream(shards), "stream", detector).features is None
 
 
 def test_denoising_needs_an_index(shards: Path) -> None:

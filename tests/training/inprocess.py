@@ -18,9 +18,9 @@ from tcm.recipes.schema import Recipe, objective_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.training.progress import StageProgress
+from tcm.foundation.progress import PrintedProgress
 from tcm.training.run import Run, Settings
-from tcm.training.signals import StopRequest
+from tcm.foundation.signals import StopRequest
 from tcm.training.start import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model
@@ -52,7 +52,7 @@ def begin(
     )
     (folder / "samples").mkdir(exist_ok=True)
     metrics = MetricsFile(folder / "metrics.jsonl")
-    progress = StageProgress(Console(file=StringIO()), stage, spec.steps, None, None)
+    progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
     return Fit(trainer, batches, card, folder, checkpoints, progress, metrics, []), StopRequest(patient=True)

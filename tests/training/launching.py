@@ -58,11 +58,14 @@ class Command:
     def running(self) -> bool:
         return self._process.is_alive()
 
-    def send(self, signal: int) -> None:
-        """Send it a signal, if it still runs."""
-        assert self._process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal)
+    def send(self, signal: int, *, to_its_processes: bool = False) -> None:
+        """Send it a signal, if it still runs; as a terminal does, also to the processes that it started."""
+        pid = self._process.pid
+        assert pid is not None
+        with suppress(ProcessLookupError, FileNotFoundError):
+            started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if to_its_processes else []
+            for one in (*started, pid):
+                os.kill(int(one), signal)
 
     def until(self, condition: Callable[[], bool], patience: float = 120) -> None:
         """Wait for a condition, or for the command's end."""
@@ -87,7 +90,7 @@ def _child(arguments: list[str], output: str, environment: dict[str, str]) -> No
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = ["tcm", *arguments]
     main()
 
@@ -109,18 +112,20 @@ class Launcher:
         command = self.start(*arguments)
         return command.wait(), command.text
 
-    def start_ranks(self, count: int, *arguments: str) -> list[Command]:
+    def start_ranks(self, count: int, *arguments: str, environment: dict[str, str] | None = None) -> list[Command]:
         """Start `count` processes that share a run, as torchrun would."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common = (environment or {}) | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         places = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
         return [self.start(*arguments, environment=place) for place in places]
 
-    def run_ranks(self, count: int, *arguments: str) -> list[tuple[int, str]]:
+    def run_ranks(
+        self, count: int, *arguments: str, environment: dict[str, str] | None = None
+    ) -> list[tuple[int, str]]:
         """Exit code and output of each of `count` processes."""
-        commands = self.start_ranks(count, *arguments)
+        commands = self.start_ranks(count, *arguments, environment=environment)
         return [(command.wait(), command.text) for command in commands]
 
 

@@ -1,5 +1,6 @@
 """Must show 4: damaged checkpoints and a full disk."""
 
+import json
 import os
 import shutil
 import signal
@@ -61,6 +62,31 @@ def test_a_damaged_newest_checkpoint(
     assert "going on from step 8" in said
     assert [event["event"] for event in events(stage) if event["event"] == "damaged"] == ["damaged"]
     assert fingerprint(run) == fingerprint(finished)
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_damaged_share_of_a_checkpoint(launcher: Launcher, tmp_path: Path, readers: int) -> None:
+    """Each process has written a file and its checksum; a flipped bit in any file is found by any number of readers."""
+    run = tmp_path / "run"
+    words = tiny(4, 'order=["diffusion"]', "diffusion.checkpoint_every=2", "diffusion.sample_every=0")
+    arguments = ("train", "digits", *(word for word in words if "consistency" not in word and "truncated" not in word))
+    ended = launcher.run_ranks(2, *arguments, "--run", str(run))
+    assert [code for code, _ in ended] == [0, 0], ended
+    newest = run / FOLDERS[0] / "state" / "step-4"
+    files = sorted(file.name for file in newest.iterdir())
+    assert sorted(json.loads((newest / "checksums.json").read_text())) == [
+        name for name in files if name != "checksums.json"
+    ]
+    first, second = (newest / name for name in files if name.endswith(".safetensors"))
+    assert 0.5 < first.stat().st_size / second.stat().st_size < 2, "the processes share the work"
+    content = bytearray(second.read_bytes())
+    content[-5] ^= 1
+    second.write_bytes(content)
+    shutil.rmtree(run / FOLDERS[0] / "model")
+    ended = launcher.run_ranks(readers, *arguments, "--run", str(run))
+    assert [code for code, _ in ended] == [0] * readers, ended
+    assert f"step-4 is damaged ({second.name} does not match its checksum) and left out" in ended[0][1]
+    assert "going on from step 2" in ended[0][1]
 
 
 def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_missing_tracker(tmp_path: Path, name: TrackerName) -> None:
 
 
 def collapse_of(fit: Fit, folder: Path) -> list[dict]:
-    fit._sample(6)
+    fit._sample(6, fit.batches.at(0))
     return [event for event in events(folder) if event["event"] == "collapse"]
 
 

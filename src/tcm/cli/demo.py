@@ -14,14 +14,18 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=0.5`.")] = None,
     run: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs", "demo"),
     samples: Annotated[int, typer.Option(min=200, help="Images that each distance is measured on.")] = 5000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that train and measure side by side.")] = 2,
 ) -> None:
-    """Train all stages on handwritten digits, measure them and show the report; interrupted, go on where it was."""
+    """Train all stages on handwritten digits, measure them and show the report; called again, resume."""
+    from functools import partial
+
     from rich.console import Console
     from rich.text import Text
 
     from tcm.data.pixels import to_uint8
-    from tcm.evaluation.runs import Plan, measure_run
+    from tcm.evaluation.runs import Plan, measure_stage, unmeasured_stages
     from tcm.foundation.processes import join
+    from tcm.foundation.workers import Job
     from tcm.recipes.folders import stage_folders
     from tcm.recipes.resolve import resolve
     from tcm.report.terminal import preview
@@ -30,18 +34,21 @@ def demo(
 
     console = Console()
     recipe = resolve("demo", overrides or [])
+    summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
+    plan = Plan("digits", samples, TIMES)
+    measuring = [
+        Job(f"measure {name}", partial(measure_stage, run, name, plan), after=frozenset({name}))
+        for name in unmeasured_stages(recipe, run)
+    ]
+    if measuring:
+        summary.unlink(missing_ok=True)
     with join("cpu") as processes:
-        finished = Run(recipe, run, processes, console).train()
+        finished = Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
     if not finished:
         console.print(f"stopped; resume with: tcm demo --run {run}", highlight=False)
         return
-    summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
-    with console.status("measuring") as status:
-        for what in measure_run(run, Plan("digits", samples, TIMES)):
-            status.update(f"measuring {what}")
-            summary.unlink(missing_ok=True)
-        if not summary.exists():
-            status.update("drawing the report")
+    if not summary.exists():
+        with console.status("drawing the report"):
             summary.write_text(show(run, model))
     if console.is_terminal:
         console.print("One step from noise, stage 2, seeds 0 to 15:")

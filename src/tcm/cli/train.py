@@ -21,6 +21,10 @@ def train(
     init: Annotated[str | None, typer.Option(help="The model that the first stage starts from.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Share the weights among the processes (FSDP2).")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes of one thread; stages that do not need each other train side by side."),
+    ] = None,
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
@@ -46,7 +50,8 @@ def train(
         with processes.agreeing():
             resolved = resolve(recipe, changes)
         folder = run or Path("runs", resolved.name)
-        done = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()))).train()
+        training = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ())))
+        done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"
         console.print(message, highlight=False, markup=False, soft_wrap=True)

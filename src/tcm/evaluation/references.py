@@ -105,9 +105,17 @@ def chosen_images(available: int, count: int | None = None) -> Indices:
     return np.sort(order[: PAPERS_COUNT if count is None else count])
 
 
-def stream_batches(stream: Stream, batch: int, processes: Processes = ALONE) -> Iterator[Tensor]:
-    """This process's images of a stream, once through, as uint8 batches; each process reads all and decodes its own."""
+def stream_batches(
+    stream: Stream, batch: int, processes: Processes = ALONE, indices: Indices | None = None
+) -> Iterator[Tensor]:
+    """This process's images of a stream (or of those at `indices`), once through, as uint8 batches.
+
+    Each process reads all and decodes its own.
+    """
     samples = (sample for shard in range(stream.shards) for sample in stream.shard(shard))
+    if indices is not None:
+        wanted = set(indices.tolist())
+        samples = (sample for index, sample in enumerate(samples) if index in wanted)
     own = islice(samples, processes.rank, None, processes.count)
     while some := list(islice(own, batch)):
         yield torch.from_numpy(np.stack([stream.decode(sample) for sample in some]))
@@ -116,10 +124,17 @@ def stream_batches(stream: Stream, batch: int, processes: Processes = ALONE) -> 
 def stream_reference(
     stream: Stream, name: str, detector: Detector, keep: bool = False, batch: int = 64, processes: Processes = ALONE
 ) -> Reference:
-    """The reference for a stream, computed in one pass; not kept, as what identifies a stream is not its content."""
-    observed = observe(stream_batches(stream, batch, processes), detector, keep, processes)
+    """The reference for a stream; not kept, as what identifies a stream is not its content.
+
+    How many images it has shows at its end, so that their features, if asked for, take a second pass.
+    """
+    observed = observe(stream_batches(stream, batch, processes), detector, processes=processes)
+    features = None
+    if keep:
+        chosen = chosen_images(observed.count)
+        features = observe(stream_batches(stream, batch, processes, chosen), detector, True, processes).features
     identity = hashlib.sha256(stream.identity.encode()).hexdigest()
-    return Reference(detector, name, identity, observed.statistics, observed.features)
+    return Reference(detector, name, identity, observed.statistics, features)
 
 
 def reference_of(

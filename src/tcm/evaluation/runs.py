@@ -1,18 +1,24 @@
 """All stages of a run, measured alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from tcm.data import Dataset, open_dataset
 from tcm.evaluation.denoising import denoising_distances, model_denoise
-from tcm.evaluation.evaluate import evaluate_model, model_subject
+from tcm.evaluation.evaluate import evaluate, model_subject
 from tcm.evaluation.features import load_detector, weights_hash
 from tcm.evaluation.references import Reference, reference_of
-from tcm.evaluation.sampling import Sampling
+from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Score, append_scores, read_scores
+from tcm.foundation.progress import SentProgress
+from tcm.foundation.signals import StopRequest
+from tcm.foundation.workers import Send
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import resolve
+from tcm.recipes.schema import Recipe
 from tcm.weights import Model
 
 
@@ -26,37 +32,67 @@ class Plan:
     batch: int = 256
 
 
-def measure_run(run: Path, plan: Plan) -> Iterator[str]:
-    """Score every finished stage of a run into its scores.jsonl; yields what is being measured.
+def unmeasured_stages(recipe: Recipe, run: Path) -> list[str]:
+    """The stages of a run that are still to be trained, or whose scores its scores.jsonl lacks."""
+    known = _known_scores(run)
+    models = {name: folder / "model" for name, folder in stage_folders(recipe, run).items()}
+    return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known)]
+
+
+def measure_stage(run: Path, name: str, plan: Plan, send: Send, stop: StopRequest) -> bool:
+    """A worker's job: score a finished stage of a run into its scores.jsonl; false if it was asked to stop.
 
     A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
     denoising is measured at each time of the plan. What the file holds already is not measured again.
     """
     recipe = resolve(str(run / RECIPE_FILE))
+    folder = stage_folders(recipe, run)[name]
+    model = Model.load(folder / "model")
     dataset = open_dataset(recipe.data.path, channels=recipe.data.channels)
     reference = reference_of(dataset, recipe.data.path, load_detector(plan.detector), batch=plan.batch)
+    for what in _missing(model, _known_scores(run)):
+        SentProgress(send, folder.name).say(f"measuring its {what}")
+        try:
+            if what == "samples":
+                scores = _samples(model, name, reference, plan, stop)
+            else:
+                scores = _denoising(model, name, dataset, reference, plan)
+        except _Stopped:
+            return False
+        append_scores(run / SCORES_FILE, scores)
+    return True
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _known_scores(run: Path) -> set[tuple[str, bool]]:
+    """The hash of each model that has scores, and whether they are those of its denoising."""
     file = run / SCORES_FILE
-    known = {(score.subject_hash, score.sampling is None) for score in read_scores(file)} if file.exists() else set()
-    for name, folder in stage_folders(recipe, run).items():
-        if not (folder / "model").is_dir():
-            continue
-        model = Model.load(folder / "model")
-        digest = weights_hash(model.denoiser.state_dict())
-        if (digest, False) not in known:
-            yield f"{name}: samples"
-            append_scores(file, _samples(model, name, reference, plan))
-        if model.sampler.generates_at_once and (digest, True) not in known:
-            yield f"{name}: denoising"
-            append_scores(file, _denoising(model, name, dataset, reference, plan))
+    return {(score.subject_hash, score.sampling is None) for score in read_scores(file)} if file.exists() else set()
 
 
-def _samples(model: Model, name: str, reference: Reference, plan: Plan) -> list[Score]:
-    seeds = range(plan.count)
-    return [
-        score
-        for n in model.sampler.usual_steps
-        for score in evaluate_model(model, name, seeds, Sampling(steps=n), reference, batch=plan.batch)
-    ]
+def _missing(model: Model, known: set[tuple[str, bool]]) -> list[str]:
+    digest = weights_hash(model.denoiser.state_dict())
+    wanted = {"samples": False} | ({"denoising": True} if model.sampler.generates_at_once else {})
+    return [what for what, denoised in wanted.items() if (digest, denoised) not in known]
+
+
+def _samples(model: Model, name: str, reference: Reference, plan: Plan, stop: StopRequest) -> list[Score]:
+    scores: list[Score] = []
+    for steps in model.sampler.usual_steps:
+        sampling = Sampling(steps=steps)
+        images = _until(stop, generate(model, range(plan.count), sampling, plan.batch))
+        scores += evaluate(images, reference, model_subject(model, name, sampling.describe(model), seed=0))
+    return scores
+
+
+def _until(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    for batch in batches:
+        if stop:
+            raise _Stopped
+        yield batch
 
 
 def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: Plan) -> list[Score]:

@@ -51,8 +51,9 @@ class Score:
 def append_scores(path: Path, scores: Sequence[Score]) -> None:
     """Append one line of JSON for each score; lines already there stay as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(score), ensure_ascii=False) + "\n" for score in scores)
+    lines = "".join(json.dumps(asdict(score), ensure_ascii=False) + "\n" for score in scores)
+    with path.open("ab", buffering=0) as file:
+        file.write(lines.encode())  # in one piece, so that the lines of two processes do not mix
 
 
 def read_scores(path: Path) -> list[Score]:

@@ -11,13 +11,13 @@ from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
 from tcm.foundation.devices import peak_memory
 from tcm.foundation.errors import TcmError
+from tcm.foundation.progress import StageProgress
+from tcm.foundation.signals import StopRequest
 from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Window
 from tcm.training.noise import GOOD, measure_noise, refuse_noise
 from tcm.training.optimization import learning_rate
-from tcm.training.progress import StageProgress
-from tcm.training.signals import StopRequest
 from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model, ModelCard

@@ -14,8 +14,8 @@ from tcm.data import Dataset, Stream
 from tcm.data.hashing import BackgroundHash
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
+from tcm.foundation.signals import StopRequest
 from tcm.training.checkpoint import disk_errors
-from tcm.training.signals import StopRequest
 from tcm.weights.model import CONFIG_FILE, ModelCard, read_card
 
 A_MOMENT = 0.5

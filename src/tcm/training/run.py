@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,19 +16,20 @@ from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
+from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
+from tcm.foundation.signals import StopRequest, stop_requests
+from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.method.conditions import Classes
 from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, offset_of, roles_of
+from tcm.recipes.schema import Recipe, offset_of, roles_of, stages_before
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
-from tcm.training.progress import stage_progress
 from tcm.training.sharding import shard
-from tcm.training.signals import StopRequest, stop_requests
-from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.training.start import Sources, card_of, check_run, needed_stages, stage_models
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -62,48 +64,67 @@ class Run:
 
         Called again on the same folder it resumes, and ends with the same weights, bit for bit.
         """
-        with (
-            stop_requests(patient=self.processes.count > 1) as stop,
-            _only_one(self.folder, self.processes),
-            ExitStack() as opened,
-        ):
-            with self.processes.agreeing():
-                self._check_processes()
-                _check_recipe(self.recipe, self.folder)
-                init = _noted_init(self.settings.init, self.folder)
-                data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
-                condition = _check_data(self.recipe, data)
-                batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
-                folders = stage_folders(self.recipe, self.folder)
-                cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
-                check_run(self.recipe, cards, folders, init)
-            done: dict[str, Path] = {}
-            models_here = [folder / "model" for folder in folders.values()]
-            notes = opened.enter_context(notes_of_data(data, models_here, self.processes.first, self.console))
-            for name, folder in folders.items():
-                if not (folder / "model").is_dir():
-                    card = notes.on(cards[name])
-                    with self.processes.agreeing():
-                        models = stage_models(self.recipe, name, card, Sources(done, init))
-                        if self.processes.first:
-                            _note(self.folder, self.recipe, init)
-                    if not self._train_stage(name, folder, batches[name], card, models, stop):
-                        return False
-                done[name] = folder / "model"
-                notes.add(done[name])
-                self.processes.wait()
-            notes.finish(stop)
-            return True
+        with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
+            plan = self._plan()
+            with notes_of_data(plan.data, plan.models.values(), self.processes.first, self.console) as notes:
+                for name, model in plan.models.items():
+                    if not model.is_dir():
+                        with progress_of_stages(self.console) as show:
+                            finished = self._train_stage(name, plan, notes.on(plan.cards[name]), show, stop)
+                        if not finished:
+                            return False
+                    notes.add(model)
+                    self.processes.wait()
+                notes.finish(stop)
+                return True
 
-    def _train_stage(
-        self,
-        name: str,
-        folder: Path,
-        batches: BatchSource,
-        card: ModelCard,
-        models: dict[str, Model],
-        stop: StopRequest,
-    ) -> bool:
+    def train_side_by_side(self, workers: int, also: Sequence[Job] = ()) -> bool:
+        """Carry out all stages in up to `workers` processes of one thread, and what is `also` to do after some of them.
+
+        A stage begins when those whose models it needs are done; its weights do not depend on what runs beside it.
+        """
+        if self.processes.count > 1 or self.processes.device.type != "cpu":
+            raise TcmError(f"workers={workers} is for the CPU and without torchrun; leave it out or use --device cpu")
+        with stop_requests(patient=False) as stop, _only_one(self.folder, self.processes):
+            plan = self._plan()
+            _note(self.folder, self.recipe, plan.init)
+            jobs = [*(self._job(name) for name, model in plan.models.items() if not model.is_dir()), *also]
+            with notes_of_data(plan.data, plan.models.values(), True, self.console) as notes:
+                with heard_progress(self.console) as hear:
+                    done = side_by_side(jobs, workers, stop, hear)
+                for model in plan.models.values():
+                    if model.is_dir():
+                        notes.add(model)
+                if len(done) < len(jobs):
+                    return False
+                notes.finish(stop)
+                return True
+
+    def _job(self, name: str) -> Job:
+        work = partial(train_stage_alone, self.recipe, self.folder, self.settings, name)
+        return Job(name, work, needed_stages(self.recipe, name))
+
+    def _plan(self) -> "_Plan":
+        """What the run is made of, checked before anything is trained."""
+        with self.processes.agreeing():
+            self._check_processes()
+            _check_recipe(self.recipe, self.folder)
+            init = _noted_init(self.settings.init, self.folder)
+            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
+            condition = _check_data(self.recipe, data)
+            batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
+            folders = stage_folders(self.recipe, self.folder)
+            cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
+            check_run(self.recipe, cards, folders, init)
+            return _Plan(data, batches, cards, folders, init)
+
+    def _train_stage(self, name: str, plan: "_Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
+        folder = plan.folders[name]
+        earlier = {other: plan.models[other] for other in stages_before(self.recipe, name)}
+        with self.processes.agreeing():
+            models = stage_models(self.recipe, name, card, Sources(earlier, plan.init))
+            if self.processes.first:
+                _note(self.folder, self.recipe, plan.init)
         stage = self.recipe.stages[name]
         trainer = self._trainer(name, models)
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
@@ -120,9 +141,9 @@ class Run:
                         opened.enter_context(closing(open_tracker(tracker, folder)))
                         for tracker in self.settings.trackers
                     ]
-            progress = opened.enter_context(stage_progress(self.console, folder.name, stage.steps))
+            progress = show(folder.name, stage.steps)
             finished = Fit(
-                trainer, batches, card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
+                trainer, plan.batches[name], card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
             ).run(stop)
             if finished:
                 self._save_model(trainer, card, folder / "model")
@@ -187,6 +208,31 @@ class Run:
                     f"{name}.batch={stage.batch} cannot be shared by {self.processes.count} processes with "
                     f"accumulation={stage.accumulation}; use {nearest}"
                 )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A run's data, and each stage's batches, the card of its model to be, and its folder."""
+
+    data: Dataset | Stream
+    batches: dict[str, BatchSource]
+    cards: dict[str, ModelCard]
+    folders: dict[str, Path]
+    init: str | None
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """Where each stage's model is, or will be."""
+        return {name: folder / "model" for name, folder in self.folders.items()}
+
+
+def train_stage_alone(
+    recipe: Recipe, folder: Path, settings: Settings, name: str, send: Send, stop: StopRequest
+) -> bool:
+    """A worker's job: one stage of a run whose lock is held by the process that started the worker."""
+    run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), settings)
+    plan = run._plan()
+    return run._train_stage(name, plan, plan.cards[name], partial(SentProgress, send), stop)
 
 
 @contextmanager

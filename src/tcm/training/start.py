@@ -10,7 +10,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.recipes.schema import Recipe, network_of, roles_of
+from tcm.recipes.schema import Recipe, network_of, roles_of, source_stage
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
 
@@ -81,6 +81,17 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
         else:
             models[key] = given
     return models
+
+
+def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:
+    """The earlier stages whose models a stage needs.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> sorted(needed_stages(resolve("demo"), "continued"))
+    ['consistency', 'diffusion']
+    """
+    sources = (source_stage(recipe, name, role) for role in roles_of(recipe, name).values())
+    return frozenset(source for source in sources if source is not None)
 
 
 def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: ConditionKind | None) -> ModelCard:

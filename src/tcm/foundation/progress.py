@@ -1,0 +1,147 @@
+"""What a person sees of a run: a live line on a terminal, plain lines elsewhere, nothing from the other processes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+SHOWN = ("loss", "denoising", "consistency", "boundary", "gradient_norm")
+
+
+class StageProgress(Protocol):
+    """The progress of one stage."""
+
+    def begin(self, step: int) -> None:
+        """Training starts at `step`: what was done before it says nothing about the speed."""
+        ...
+
+    def at(self, step: int) -> None:
+        """`step` steps are done."""
+        ...
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        """The numbers of a window."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Something happened."""
+        ...
+
+
+class PrintedProgress:
+    """Plain lines."""
+
+    def __init__(self, console: Console, stage: str, steps: int) -> None:
+        self._console, self._stage, self._steps = console, stage, steps
+
+    def begin(self, step: int) -> None:
+        """Nothing to say."""
+
+    def at(self, step: int) -> None:
+        """Too often for a line."""
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        self._print(f"{self._stage} {step}/{self._steps}  {_numbers(values)}")
+
+    def say(self, message: str) -> None:
+        self._print(f"{self._stage}: {message}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class LiveProgress(PrintedProgress):
+    """A line that moves, with what happened above it."""
+
+    def __init__(self, live: Progress, stage: str, steps: int) -> None:
+        super().__init__(live.console, stage, steps)
+        self._live = live
+        self._task: TaskID | None = None
+
+    def begin(self, step: int) -> None:
+        if self._task is None:
+            self._task = self._live.add_task(self._stage, total=self._steps, numbers="")
+        self._live.reset(self._task, completed=step)
+
+    def at(self, step: int) -> None:
+        if self._task is not None:
+            self._live.update(self._task, completed=step)
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        if self._task is not None:
+            self._live.update(self._task, numbers=_numbers(values))
+
+
+@dataclass(frozen=True)
+class ProgressMessage:
+    """A call of a stage's progress on its way to the process that shows it."""
+
+    stage: str
+    steps: int
+    call: Callable[[StageProgress], None]
+
+
+class SentProgress:
+    """The progress of a stage that another process shows."""
+
+    def __init__(self, send: Callable[[ProgressMessage], None], stage: str, steps: int = 0) -> None:
+        self._send, self._stage, self._steps = send, stage, steps
+
+    def begin(self, step: int) -> None:
+        self._call(methodcaller("begin", step))
+
+    def at(self, step: int) -> None:
+        self._call(methodcaller("at", step))
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        self._call(methodcaller("report", step, values))
+
+    def say(self, message: str) -> None:
+        self._call(methodcaller("say", message))
+
+    def _call(self, call: Callable[[StageProgress], None]) -> None:
+        self._send(ProgressMessage(self._stage, self._steps, call))
+
+
+Show = Callable[[str, int], StageProgress]
+"""The progress of a stage, given by its name and number of steps."""
+
+
+@contextmanager
+def progress_of_stages(console: Console) -> Iterator[Show]:
+    """While the block runs, show the progress of any stage."""
+    if not console.is_terminal:
+        yield lambda stage, steps: PrintedProgress(console, stage, steps)
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[numbers]}"),
+    )
+    with Progress(*columns, console=console) as live:
+        yield lambda stage, steps: LiveProgress(live, stage, steps)
+
+
+@contextmanager
+def heard_progress(console: Console) -> Iterator[Callable[[ProgressMessage], None]]:
+    """While the block runs, show the progress that other processes send."""
+    stages: dict[str, StageProgress] = {}
+    with progress_of_stages(console) as show:
+
+        def hear(message: ProgressMessage) -> None:
+            if message.stage not in stages:
+                stages[message.stage] = show(message.stage, message.steps)
+            message.call(stages[message.stage])
+
+        yield hear
+
+
+def _numbers(values: dict[str, Any]) -> str:
+    parts = [f"{name} {values[name]:.4g}" for name in SHOWN if name in values]
+    return "  ".join([*parts, f"{values['images_per_second']:.0f} images/s"])

@@ -1,0 +1,160 @@
+"""Jobs side by side: each worker is a process of its own that computes with one thread."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from tcm.foundation.errors import TcmError
+from tcm.foundation.signals import STOP_SIGNALS, StopRequest
+
+Send = Callable[[Any], None]
+"""Sends a message to the process that started the worker."""
+
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work for a worker, to begin when the jobs named in `after` are done.
+
+    `work` travels to the worker by pickle. It returns false if it was asked to stop before its end, and did.
+    """
+
+    name: str
+    work: Callable[[Send, StopRequest], bool]
+    after: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Said:
+    message: Any
+
+
+@dataclass(frozen=True)
+class _Ended:
+    finished: bool
+    failure: Exception | None = None
+
+
+def side_by_side(jobs: Iterable[Job], workers: int, stop: StopRequest, hear: Callable[[Any], None]) -> set[str]:
+    """Carry out jobs in up to `workers` processes, in their order where they can; returns the names of those done.
+
+    `hear` is called with each message of a job. Once `stop` is set or a job has failed, no other begins, and those that
+    run are asked to stop; a failure is raised when they have.
+    """
+    waiting, done = list(jobs), set[str]()
+    awaited = {job.name for job in waiting}
+    idle: list[_Worker] = []
+    busy: dict[Connection, _Worker] = {}
+    failure: Exception | None = None
+    try:
+        while True:
+            if not stop and failure is None:
+                for job in [job for job in waiting if not job.after & awaited - done][: workers - len(busy)]:
+                    waiting.remove(job)
+                    worker = idle.pop() if idle else _Worker()
+                    busy[worker.connection] = worker
+                    worker.begin(job)
+            if not busy:
+                break
+            for connection in wait(list(busy), timeout=0.1):
+                worker = busy[connection]  # type: ignore[index]  # they are the keys that were given
+                heard = worker.receive()
+                if isinstance(heard, _Said):
+                    hear(heard.message)
+                    continue
+                idle.append(busy.pop(worker.connection))
+                failure = failure or heard.failure
+                done |= {worker.job.name} if heard.finished else set()
+            if stop or failure is not None:
+                for worker in busy.values():
+                    worker.ask_to_stop(stop.by or "another job failed")
+        if failure is not None:
+            raise failure
+        return done
+    finally:
+        for worker in [*idle, *busy.values()]:
+            worker.end()
+
+
+class _Worker:
+    """The process of a worker, as the one that started it sees it."""
+
+    def __init__(self) -> None:
+        self.connection, there = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(there,))
+        self._process.start()
+        there.close()  # now the connection ends with the process
+        self._asked = False
+
+    def begin(self, job: Job) -> None:
+        self.job = job
+        self.connection.send(job)
+
+    def receive(self) -> _Said | _Ended:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode
+            advice = "if memory is short, use fewer workers; then resume"
+            return _Ended(False, TcmError(f"{self.job.name}: its process ended with exit code {code}; {advice}"))
+
+    def ask_to_stop(self, reason: str) -> None:
+        if not self._asked:
+            self.connection.send(reason)
+        self._asked = True
+
+    def end(self) -> None:
+        """At once: what a job writes is whole or not there."""
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _serve(connection: Connection) -> None:
+    """The life of a worker: one job after another."""
+    for (
+        number
+    ) in STOP_SIGNALS:  # Ctrl-C reaches all processes of a terminal; this one is told by the one that started it
+        signal.signal(number, signal.SIG_IGN)
+    stop, jobs = StopRequest(patient=True), SimpleQueue[Job]()
+    Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
+    while True:
+        job = jobs.get()
+        import torch
+
+        torch.set_num_threads(1)
+        connection.send(_carry_out(job, lambda message: connection.send(_Said(message)), stop))
+
+
+def _carry_out(job: Job, send: Send, stop: StopRequest) -> _Ended:
+    try:
+        return _Ended(job.work(send, stop))
+    except TcmError as error:
+        return _Ended(False, error)
+    except Exception:
+        return _Ended(False, RuntimeError(f"{job.name}: {traceback.format_exc()}"))
+
+
+def _listen(connection: Connection, jobs: "SimpleQueue[Job]", stop: StopRequest) -> None:
+    """Take in jobs and the request to stop; end this process with the one that started it."""
+    try:
+        while True:
+            message = connection.recv()
+            if isinstance(message, Job):
+                jobs.put(message)
+            else:
+                stop.by = message
+    except (EOFError, OSError):
+        os._exit(1)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)

@@ -1,0 +1,143 @@
+"""Jobs and stages side by side, in real processes: order, messages, failures, stops; the same bits as one by one."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from jobs import crash, die, fail, note, work_until_stopped
+from launching import Launcher, fingerprint, lines
+
+from tcm.foundation.errors import TcmError
+from tcm.foundation.signals import StopRequest
+from tcm.foundation.workers import Job, side_by_side
+
+STAGES = ("diffusion", "consistency", "truncated", "continued")
+FOLDERS = [f"{place}-{stage}" for place, stage in enumerate(STAGES)]
+
+
+def never() -> StopRequest:
+    return StopRequest(patient=True)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_jobs_wait_for_those_they_need(tmp_path: Path) -> None:
+    """In two processes of their own, which are gone afterwards."""
+    heard: list[tuple[str, int]] = []
+    wanted = {"last": {"left", "right"}, "left": {"first"}, "right": {"first", "done long ago"}, "first": set()}
+    jobs = [Job(name, partial(note, tmp_path, name), frozenset(after)) for name, after in wanted.items()]
+    assert side_by_side(jobs, 2, never(), heard.append) == set(wanted)
+    assert [name for name, _ in heard][0::3] == ["first", "last"]
+    assert (tmp_path / "first").read_text() == ""
+    assert (tmp_path / "last").read_text() == "first left right"
+    pids = {pid for _, pid in heard}
+    assert len(pids) <= 2
+    assert os.getpid() not in pids
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_failure_stops_the_others_and_is_raised(tmp_path: Path) -> None:
+    jobs = [
+        Job("long", partial(work_until_stopped, tmp_path)),
+        Job("failing", partial(fail, tmp_path)),
+        Job("after it", partial(note, tmp_path, "late"), frozenset({"failing"})),
+        Job("not begun", partial(note, tmp_path, "late")),
+    ]
+    with pytest.raises(TcmError, match=r"^disk=full; free some space$"):
+        side_by_side(jobs, 2, never(), print)
+    assert (tmp_path / "stopped").read_text() == "another job failed"
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_request_to_stop_reaches_the_workers(tmp_path: Path) -> None:
+    stop = never()
+    jobs = [
+        Job("long", partial(work_until_stopped, tmp_path)),
+        Job("after it", partial(note, tmp_path, "late"), frozenset({"long"})),
+        Job("not begun", partial(note, tmp_path, "late")),
+    ]
+    assert side_by_side(jobs, 1, stop, lambda _: stop.note(signal.SIGTERM, None)) == set()
+    assert (tmp_path / "stopped").read_text() == "SIGTERM"
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_second_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
+    impatient, heard = StopRequest(patient=False), []
+
+    def press_twice(message: tuple[str, int]) -> None:
+        heard.append(message[1])
+        impatient.note(signal.SIGINT, None)
+        impatient.note(signal.SIGINT, None)
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([Job("long", partial(work_until_stopped, tmp_path))], 1, impatient, press_twice)
+    assert is_gone(heard[0])
+    assert not (tmp_path / "stopped").exists()
+
+
+def test_a_crash_and_a_death_are_errors() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)^broken: Traceback.*ZeroDivisionError"):
+        side_by_side([Job("broken", crash)], 1, never(), print)
+    message = r"^killed: its process ended with exit code -9; if memory is short, use fewer workers; then resume$"
+    with pytest.raises(TcmError, match=message):
+        side_by_side([Job("killed", die)], 1, never(), print)
+
+
+def tiny_demo() -> list[str]:
+    words = ["steps=40", "batch=16", "log_every=10", "checkpoint_every=20", "sample_every=0"]
+    return ["demo", "network.dropout=0.2", "diffusion.warmup=1", *(f"{s}.{word}" for s in STAGES for word in words)]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose stages were trained in order, in one process."""
+    folder = tmp_path_factory.mktemp("one-by-one")
+    code, text = Launcher(folder).run("train", *tiny_demo(), "--run", str(folder / "run"))
+    assert code == 0, text
+    return folder / "run"
+
+
+def check_equal(run: Path, other: Path) -> None:
+    assert fingerprint(run) == fingerprint(other)
+    for folder in FOLDERS:
+        assert lines(run / folder) == lines(other / folder)
+
+
+def test_stages_side_by_side_give_the_same_bits(launcher: Launcher, one_by_one: Path, tmp_path: Path) -> None:
+    code, text = launcher.run("train", *tiny_demo(), "--run", str(tmp_path / "run"), "--workers", "2")
+    assert code == 0, text
+    check_equal(tmp_path / "run", one_by_one)
+    assert {line.partition(" ")[0] for line in text.splitlines()[:-1]} == set(FOLDERS), "whole lines, each of a stage"
+    assert all("1 thread" in (tmp_path / "run" / folder / "starts.jsonl").read_text() for folder in FOLDERS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_interrupted_and_resumed(launcher: Launcher, one_by_one: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """While two stages train: Ctrl-C saves both; a killed run takes its workers with it."""
+    run = tmp_path / "run"
+    arguments = ["train", *tiny_demo(), "--run", str(run), "--workers", "2"]
+    command = launcher.start(*arguments)
+    command.until(lambda: all((run / folder / "state" / "step-0").exists() for folder in FOLDERS))
+    command.send(number, to_its_processes=number is signal.SIGINT)
+    code = command.wait()
+    if number is signal.SIGINT:
+        assert code == 0, command.text
+        assert command.text.splitlines()[-1] == f"resume with: tcm train {run}"
+        assert command.text.count("SIGINT: saved and stopped") == 2
+    code, text = launcher.run(*arguments)
+    assert code == 0, text
+    check_equal(run, one_by_one)
+
+
+def test_workers_are_for_one_process(launcher: Launcher, tmp_path: Path) -> None:
+    (code, text), *_ = launcher.run_ranks(2, "train", *tiny_demo(), "--run", str(tmp_path / "run"), "--workers", "2")
+    assert code == 2
+    assert "workers=2 is for the CPU and without torchrun" in text
