@@ -18,7 +18,7 @@ def measure(settings: Settings) -> list[Row]:
         model = fresh(case)
         images = batch = 4 if settings.quick else sampling_batch(model)
         times = interleave(settings, runs(model, images, batch), rounds)
-        size = f"{case.name}, batch {batch} (chosen by itself)"
+        size = f"{case.name}, batch {batch} (automatic)"
         rows.append(ratio(f"{size}: sampling / bare forward", times["one step"], times["bare"], "≤ 1.05"))
         rows += [speed(f"{size}: {name}", times, name, images) for name in times]
     return rows
