@@ -82,12 +82,18 @@ class Trainer:
         )
         self.guard = GuardState()
         self.retry = 0
+        self._settled = processes.count < 3 or self.sharded
 
     def step(self, step: int, loaded: LoadedBatch, stop: bool = False) -> StepRecord:
         """One update: loss, backward, clip, optimiser, averages. The guard decides whether it is made."""
         self.student.network.normalize_weights()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.stage, step, self.schedule_offset)
+        if not self._settled:
+            # DistributedDataParallel orders its buckets by the first backward pass, and the order in which three or
+            # more processes sum depends on them: without this, the first step after a resume would round differently.
+            self._backward(step, loaded, stop)
+            self._settled = True
         self.optimizer.zero_grad(set_to_none=True)
         names, values = self._backward(step, loaded, stop)
         self.scaler.unscale_(self.optimizer)
