@@ -4,12 +4,13 @@ TCM_STEPS=50 compares more steps than the default.
 """
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
-from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny
+from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny
 
 import tcm
 
@@ -63,6 +64,29 @@ def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_
     assert code == 0, text
     assert "0-diffusion: going on from step" in sharing[0].text
     compare(run, alone)
+
+
+SLOW = pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="replicated"), pytest.param(("--shard",), id="sharded", marks=SLOW)]
+)
+def test_three_processes_resume_bit_for_bit(launcher: Launcher, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The sum of two numbers has one order, that of three has several: it must not change with a resume."""
+    words = tiny(
+        4, 'order=["diffusion"]', "diffusion.batch=6", "diffusion.checkpoint_every=2", "diffusion.sample_every=0"
+    )
+    words = [word for word in words if "consistency" not in word and "truncated" not in word]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    ended = launcher.run_ranks(3, "train", "digits", *words, "--run", str(whole), *options)
+    assert [code for code, _ in ended] == [0] * 3, ended
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / FOLDERS[0] / "model")
+    shutil.rmtree(resumed / FOLDERS[0] / "state" / "step-4")
+    ended = launcher.run_ranks(3, "train", str(resumed), *options)
+    assert "going on from step 2" in ended[0][1]
+    assert fingerprint(resumed) == fingerprint(whole)
 
 
 def test_edm2_sharded(launcher: Launcher, tmp_path: Path) -> None:

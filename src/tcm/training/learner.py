@@ -55,6 +55,7 @@ class Learner:
             processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=stage.precision == "fp16"
         )
         self.guard = GuardState()
+        self.settled = processes.count < 3 or self.sharded
 
     def begin(self, step: int) -> None:
         """Before a step's backward passes."""

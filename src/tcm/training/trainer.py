@@ -81,6 +81,11 @@ class Trainer:
     def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
         for role, other in self.learners.items() if len(self.learners) > 1 else ():
             other.denoiser.requires_grad_(role == learner.role)
+        if not learner.settled:
+            # DistributedDataParallel orders its buckets by the first backward pass, and the order in which three or
+            # more processes sum depends on them: without this, the first step after a resume would round differently.
+            self._backward(learner, step, loaded, stop)
+            learner.settled = True
         learner.begin(step)
         names, values = self._backward(learner, step, loaded, stop)
         # The one copy back from the device: the guard has to see the numbers before the update.
