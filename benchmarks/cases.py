@@ -10,10 +10,10 @@ from benchmarks.harness import Settings
 from tcm.data.dataset import ArrayDataset, Labels
 from tcm.data.loader import Batches, LoadedBatch
 from tcm.foundation.processes import Processes
+from tcm.method.conditions import Classes
 from tcm.method.preconditioning import Denoiser
-from tcm.networks import build_network
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe, network_of, objective_of
+from tcm.recipes.schema import Recipe, network_of, roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.trainer import Trainer
 
@@ -55,18 +55,25 @@ def small(settings: Settings) -> Case:
 def denoiser(recipe: Recipe, stage: str) -> Denoiser:
     """A fresh student of a stage."""
     assert recipe.image_shape is not None
-    classes = (recipe.classes or 0) if recipe.conditional else 0
-    network = build_network(network_of(recipe, recipe.stages[stage]), recipe.image_shape, classes)
-    return Denoiser(network, recipe.image_shape, classes)
+    condition = condition_of(recipe)
+    network = network_of(recipe, recipe.stages[stage]).build(recipe.image_shape, condition)
+    return Denoiser(network, recipe.image_shape, condition)
+
+
+def condition_of(recipe: Recipe) -> Classes | None:
+    """What the networks of a recipe are conditioned on."""
+    return Classes(recipe.classes) if recipe.conditional and recipe.classes else None
 
 
 def trainer(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Trainer:
     """A trainer at step 0."""
-    frozen = denoiser(recipe, stage).requires_grad_(False) if stage == "truncated" else None
+    roles = roles_of(recipe, stage)
+    models = {name: denoiser(recipe, stage).requires_grad_(role.trained) for name, role in roles.items()}
     return Trainer(
         recipe.stages[stage],
-        objective_of(recipe, recipe.stages[stage]),
-        {"student": denoiser(recipe, stage), "frozen": frozen},
+        recipe.stages[stage].build(recipe),
+        models,
+        roles,
         processes,
         seed=(0, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from tcm.data import atomic_write, open_dataset
+from tcm.data import open_dataset
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.metrics import kernel_distance
 from tcm.evaluation.statistics import Statistics, frechet_distance
+from tcm.foundation.files import atomic_write
 
 Pixels = NDArray[np.uint8]
 Damage = Callable[[Pixels, int], Pixels]

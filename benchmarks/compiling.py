@@ -32,8 +32,7 @@ def steps(case: Case, compiled: bool) -> Callable[[], object]:
     """One more step with each call."""
     recipe = case.recipe()
     training, batches = trainer(recipe, "truncated"), images(recipe, "truncated")
-    models = training.loss.models
     if compiled:
-        for denoiser in (models.student, models.frozen):
+        for denoiser in training.models.values():
             denoiser.network.compile()
     return stepping(training, batches)

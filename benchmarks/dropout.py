@@ -32,7 +32,7 @@ def dropping(case: Case, kind: str) -> Callable[[], object]:
     if kind != "not shared":
         return step
 
-    def unshared(x: Tensor, masks: object, place: int, rate: float) -> Tensor:
+    def unshared(x: Tensor, masks: object, index: int, rate: float) -> Tensor:
         return F.dropout(x, rate)
 
     def run() -> None:

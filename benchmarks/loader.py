@@ -14,7 +14,7 @@ import torch
 from benchmarks.harness import Row, Settings
 from tcm.data import Batches, Dataset, fetch_dataset, open_dataset, prepare_dataset, to_float
 from tcm.data.prepare import Form
-from tcm.networks import build_network
+from tcm.method.conditions import Classes
 from tcm.recipes.resolve import resolve
 
 TITLE = "batches arriving against batches used up"
@@ -54,9 +54,10 @@ def loader_speed(settings: Settings, dataset: Dataset, batch: int, workers: int 
 def step_speed(settings: Settings, recipe_name: str, batch: int) -> float:
     """Images per second of one forward and backward pass of a recipe's network."""
     recipe = resolve(recipe_name)
-    network = build_network(recipe.network, recipe.image_shape, recipe.classes)
+    classes = Classes(recipe.classes)
+    network = recipe.network.build(recipe.image_shape, classes)
     x = torch.randn(batch, *recipe.image_shape)
-    labels = torch.zeros(batch, dtype=torch.int64)
+    labels = classes.spread(batch)
 
     def step() -> int:
         network(x, torch.zeros(batch), labels, None).square().mean().backward()

@@ -17,11 +17,11 @@ import tcm
 from benchmarks.harness import Row, Settings, spread
 from tcm.data import open_dataset, to_float
 from tcm.foundation.randomness import SampleStreams, derive_seed
+from tcm.method.conditions import Labels
 from tcm.method.curriculum import Curriculum
-from tcm.method.objectives import Batch, Models
+from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser, column
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import objective_of
 
 TITLE = "cosines with IEEE fp32 of f(x_t) − f(x_r), and of the gradient, for the shipped digits model"
 RATIOS, TIMES = (0.9961, 0.999), (0.05, 1.0, 5.0, 40.0)
@@ -72,7 +72,7 @@ def by_precision(item: tuple[str, list[float]]) -> list[str]:
     return item[0].split(", ")[:3]
 
 
-def compare_pairs(found: Found, f: Denoiser, x: Tensor, labels: Tensor, number: int) -> None:
+def compare_pairs(found: Found, f: Denoiser, x: Tensor, labels: Labels, number: int) -> None:
     eps = streams(number, len(x)).normal(x.shape[1:])
     for ratio, t in product(RATIOS, TIMES):
         exact = difference(f, x, eps, labels, t, ratio)
@@ -85,7 +85,7 @@ def compare_pairs(found: Found, f: Denoiser, x: Tensor, labels: Tensor, number: 
         found.setdefault(FP32_ITSELF, []).append(1 - mean_cosine(exact, truth))
 
 
-def compare_gradients(found: Found, f: Denoiser, x: Tensor, labels: Tensor, number: int) -> None:
+def compare_gradients(found: Found, f: Denoiser, x: Tensor, labels: Labels, number: int) -> None:
     for recipe, stage in product(("imagenet64-s", "cifar10"), ("consistency", "truncated")):
         exact = gradient(f, x, labels, recipe, stage, number)
         for name, precision in PRECISIONS.items():
@@ -95,19 +95,19 @@ def compare_gradients(found: Found, f: Denoiser, x: Tensor, labels: Tensor, numb
             found.setdefault(what, []).append(float(cosine_similarity(exact, rounded, dim=0)))
 
 
-def digits(count: int) -> tuple[Denoiser, Tensor, Tensor]:
+def digits(count: int) -> tuple[Denoiser, Tensor, Labels]:
     dataset = open_dataset("digits")
     pixels, labels = dataset.read(np.random.default_rng(0).permutation(dataset.count)[:count])
     assert labels is not None
-    return tcm.load("digits").denoiser, to_float(torch.from_numpy(pixels)), torch.from_numpy(labels)
+    return tcm.load("digits").denoiser, to_float(torch.from_numpy(pixels)), Labels(torch.from_numpy(labels))
 
 
 def streams(number: int, count: int) -> SampleStreams:
-    return SampleStreams([derive_seed("noise", number, place) for place in range(count)])
+    return SampleStreams([derive_seed("noise", number, index) for index in range(count)])
 
 
 @torch.no_grad()
-def difference(f: Denoiser, x: Tensor, eps: Tensor, labels: Tensor, t: float, ratio: float) -> Tensor:
+def difference(f: Denoiser, x: Tensor, eps: Tensor, labels: Labels, t: float, ratio: float) -> Tensor:
     """f(x_t, t) − f(x_r, r) of a stage that holds `ratio`."""
     times = torch.full((len(x),), t, dtype=torch.float64)
     earlier = times - Curriculum(d=0, limit=ratio).delta(times, 0)
@@ -115,20 +115,21 @@ def difference(f: Denoiser, x: Tensor, eps: Tensor, labels: Tensor, t: float, ra
     return (one - other).flatten(1)
 
 
-def in_float64(f: Denoiser, x: Tensor, eps: Tensor, labels: Tensor, t: float, ratio: float) -> Tensor:
+def in_float64(f: Denoiser, x: Tensor, eps: Tensor, labels: Labels, t: float, ratio: float) -> Tensor:
     """The same in float64: how far IEEE fp32 itself is from the truth."""
     # A denoiser turns everything into float32 by itself.
     with patch.object(Tensor, "float", Tensor.double):
         return difference(copy.deepcopy(f).double(), x.double(), eps.double(), labels, t, ratio)
 
 
-def gradient(f: Denoiser, x: Tensor, labels: Tensor, recipe_name: str, stage: str, number: int) -> Tensor:
+def gradient(f: Denoiser, x: Tensor, labels: Labels, recipe_name: str, stage: str, number: int) -> Tensor:
     """Of a recipe's objective at its last step, with the digits model as the student and as the frozen model."""
     recipe = resolve(recipe_name)
-    objective = objective_of(recipe, recipe.stages[stage])
+    objective = recipe.stages[stage].build(recipe)
     student, frozen = copy.deepcopy(f).requires_grad_(True), copy.deepcopy(f).requires_grad_(False)
     last = recipe.stages[stage].steps - 1
-    losses = objective.loss(Models(student, frozen), Batch.whole(x, labels), last, streams(number, len(x)))
+    models = {"student": student, "frozen": frozen}
+    losses = objective.loss(models, Batch.whole(x, labels), last, streams(number, len(x)))
     torch.autograd.backward(losses.total)
     return torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
 

@@ -19,12 +19,12 @@ def measure(settings: Settings) -> list[Row]:
         parameter.grad = torch.full_like(parameter, 1e-3)
     average = Average(training.student, ConstantDecay())
     runs = {
-        "RAdam (the recipe's)": training.optimizer.step,
+        "RAdam (the recipe's)": training.learner.optimizer.step,
         "RAdam of torch, foreach": RAdam(parameters, foreach=True).step,
         "RAdam of torch, one tensor at a time": RAdam(parameters, foreach=False).step,
         "Adam, fused": Adam(parameters, fused=True).step,
         "average, foreach": lambda: average.update(training.student, 1),
-        "gradient norm, foreach": training._clip,
+        "gradient norm, foreach": training.learner.clip,
     }
     interleave(settings, runs, rounds=5)  # RAdam's first five steps are cheaper
     times = interleave(settings, {"step": steps(case, "consistency")} | runs, rounds=5)

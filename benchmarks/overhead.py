@@ -19,7 +19,7 @@ from tcm.data.pixels import to_float
 from tcm.foundation.progress import progress_of_stages
 from tcm.foundation.randomness import SampleStreams
 from tcm.foundation.signals import StopRequest
-from tcm.method.objectives import Batch, Consistency
+from tcm.method.objectives import Consistency, Draw
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge
@@ -70,7 +70,8 @@ def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[
         return step(self, *arguments)
 
     step = Trainer.step
-    training.optimizer.step = timed(training.optimizer.step)
+    optimizer = training.learner.optimizer
+    optimizer.step = timed(optimizer.step)
     assert recipe.image_shape is not None
     card = ModelCard(kind="consistency", network=recipe.network, image_shape=recipe.image_shape)
     console = Console(file=io.StringIO(), force_terminal=True)
@@ -85,7 +86,8 @@ def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[
     ):
         checkpoints = Checkpoints(Path(folder) / "state", 1, training.processes)
         data, progress = batches(recipe, "consistency"), show("consistency", steps)
-        Fit(training, data, card, Path(folder), checkpoints, progress, metrics, []).run(StopRequest(patient=False))
+        fit = Fit(training, data, card, recipe.t_max, Path(folder), checkpoints, progress, metrics, [])
+        fit.run(StopRequest(patient=False))
     whole = [after - before for before, after in pairwise(begun[1:])]
     return whole, inner[1:-1]
 
@@ -103,27 +105,28 @@ def parts(settings: Settings, case: Case) -> Times:
     """Seconds of single things that the loop adds."""
     recipe = case.recipe()
     training, loaded_batches, window = trainer(recipe, "consistency"), images(recipe, "consistency"), Window()
-    objective, models, student = training.objective, training.loss.models, training.student
+    objective, models, student = training.objective, training.models, training.student
     assert isinstance(objective, Consistency)
     loaded = next(loaded_batches)
 
-    def streams() -> SampleStreams:
-        return SampleStreams([training._sample_seed(0, place) for place in loaded.positions])
+    ((batch, _),) = training.micro_batches(loaded, 1)
 
-    batch = Batch(to_float(loaded.images), loaded.labels if student.classes else None, loaded.positions, case.batch)
+    def draw() -> Draw:
+        return objective.draw(models, batch, training.streams(0, batch))
+
     with torch.no_grad():
-        losses = objective.loss_at(models, batch, 0, objective.draw(models, batch, streams()))
+        losses = objective.loss_at(models, batch, 0, draw())
     for parameter in student.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return interleave(
         settings,
         {
             "data": lambda: to_float(next(loaded_batches).images),
-            "times, noise and masks": lambda: objective.draw(models, batch, streams()),
+            "times, noise and masks": draw,
             "metrics": lambda: (training._bin(losses), window.add({"loss": 0.0}, 1.0, [0.0] * 20, case.batch)),
-            "gradient norm": training._clip,
+            "gradient norm": training.learner.clip,
             "guard": lambda: judge(training.stage.guard, GuardState(), 1.0, 1.0),
-            "averages": lambda: [average.update(student, 1) for average in training.averages],
+            "averages": lambda: [average.update(student, 1) for average in training.learner.averages],
         },
         rounds=10,
         warm=2,

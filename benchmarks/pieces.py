@@ -162,11 +162,11 @@ def norm_silu(x: Tensor, norm: nn.GroupNorm) -> Tensor:
     return NormSiLU.apply(x.contiguous(), norm.weight, norm.bias, norm.num_groups, norm.eps)
 
 
-def fused_block(self: Block, x: Tensor, emb: Tensor, masks: Masks | None, place: int) -> Tensor:
+def fused_block(self: Block, x: Tensor, emb: Tensor, masks: Masks | None, index: int) -> Tensor:
     """The forward pass of a block of DDPM++ with norm and SiLU in one function."""
     h = self.conv_0(resample(norm_silu(x, self.norm_0), self.resample))
     h = norm_silu(h + self.affine(emb)[:, :, None, None], self.norm_1)
-    h = self.conv_1(drop(h, masks, place, self.dropout))
+    h = self.conv_1(drop(h, masks, index, self.dropout))
     x = resample(x, self.resample)
     x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
     return x if self.attention is None else self.attention(x)

@@ -13,6 +13,7 @@ from benchmarks.harness import Row, Settings, interleave, ratio
 from benchmarks.pieces import torch_resample
 from benchmarks.stages import steps
 from tcm.foundation.randomness import SampleStreams
+from tcm.method.conditions import Labels
 
 TITLE = "bf16 in a step of stage 1; memory formats, forward and backward"
 FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -48,7 +49,7 @@ def run_pass(case: Case, network: nn.Module, form: str, precision: str) -> Calla
     memory_format, dtype = FORMATS[form], PRECISIONS[precision]
     network.to(memory_format=memory_format)
     x = torch.randn(shape).contiguous(memory_format=memory_format)
-    labels = torch.zeros(count, dtype=torch.int64)
+    labels = Labels(torch.zeros(count, dtype=torch.int64))
     drawn = network.draw_masks(SampleStreams(range(count)))
     masks = None if drawn is None else [mask.contiguous(memory_format=memory_format) for mask in drawn]
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Row, Settings, interleave
 from tcm.foundation.randomness import SampleStreams
-from tcm.networks import DDPMppConfig, EDM2Config, build_network
+from tcm.networks import DDPMppConfig, EDM2Config
 
 TITLE = "fraction of the machine's measured peak, and where the rest goes"
 KINDS = {
@@ -72,7 +72,7 @@ def network_rows(
     batch: int,
 ) -> list[Row]:
     """A network's forward pass, and its forward and backward pass, against the peak of the same minute."""
-    network = build_network(config, shape, 0)
+    network = config.build(shape, None)
     masks = network.draw_masks(SampleStreams(range(batch)))
     x, c_noise = torch.randn(batch, *shape), torch.zeros(batch)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 import tcm
-from benchmarks.cases import Case, ddpmpp, small
+from benchmarks.cases import Case, condition_of, ddpmpp, small
 from benchmarks.harness import Row, Settings, Times, interleave, ratio, spread
 from tcm.evaluation.sampling import Sampling, generate, sampling_batch
 
@@ -18,7 +18,7 @@ def measure(settings: Settings) -> list[Row]:
         model = fresh(case)
         images = batch = 4 if settings.quick else sampling_batch(model)
         times = interleave(settings, runs(model, images, batch), rounds)
-        size = f"{case.name}, batch {batch} (automatic)"
+        size = f"{case.name}, batch {batch} (the default)"
         rows.append(ratio(f"{size}: sampling / bare forward", times["one step"], times["bare"], "≤ 1.05"))
         rows += [speed(f"{size}: {name}", times, name, images) for name in times]
     return rows
@@ -26,20 +26,20 @@ def measure(settings: Settings) -> list[Row]:
 
 def fresh(case: Case) -> tcm.Model:
     recipe = case.recipe()
-    classes = recipe.classes or 0 if recipe.conditional else 0
+    condition = condition_of(recipe)
     return tcm.Model.fresh(
-        tcm.ModelCard(kind="consistency", network=recipe.network, image_shape=(3, 32, 32), classes=classes)
+        tcm.ModelCard(kind="consistency", network=recipe.network, image_shape=(3, 32, 32), condition=condition)
     )
 
 
 def runs(model: tcm.Model, images: int, batch: int) -> dict[str, Callable[[], object]]:
     x = torch.randn(batch, *model.card.image_shape)
-    labels = torch.zeros(batch, dtype=torch.int64) if model.card.classes else None
+    condition = None if model.card.condition is None else model.card.condition.spread(batch)
 
     @torch.no_grad()
     def bare() -> None:
         for _ in range(0, images, batch):
-            model.denoiser.network(x, torch.zeros(batch), labels, None)
+            model.denoiser.network(x, torch.zeros(batch), condition, None)
 
     return {
         "bare": bare,

@@ -80,8 +80,8 @@ def contest(settings: Settings, case: Case, processes: Processes, rounds: int) -
         exchanged += bucket.buffer().nbytes
         return allreduce_hook(None, bucket)
 
-    assert isinstance(training.loss, DistributedDataParallel)
-    training.loss.register_comm_hook(None, counting)
+    assert isinstance(training.learner.loss, DistributedDataParallel)
+    training.learner.loss.register_comm_hook(None, counting)
 
     def shared() -> None:
         nonlocal calls

@@ -65,7 +65,7 @@ def peak(case: Case, stage: str, frozen_precision: str) -> float:
     """Peak bytes of a process that makes a step; the optimiser's state is there before it."""
     recipe = case.recipe(f"truncated.frozen_precision={frozen_precision}")
     training, batches = trainer(recipe, stage), images(recipe, stage)
-    if training.models.frozen is not None and frozen_precision == "bf16":
-        store_in_bfloat16(training.models.frozen.network)
+    if "frozen" in training.models and frozen_precision == "bf16":
+        store_in_bfloat16(training.models["frozen"].network)
     training.step(0, next(batches))
     return peak_bytes()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tcm.data import atomic_write
 from tcm.data.limits import check_expansion
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:

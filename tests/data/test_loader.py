@@ -66,8 +66,8 @@ def test_whole_batches_depend_on_seed_and_step_alone(dataset: Dataset, workers: 
             assert share.step == start + number
             assert share.images.dtype == torch.uint8
             assert share.images.is_contiguous()
-            whole[share.positions] = share.images
-            classes[share.positions] = share.labels
+            whole[share.index] = share.images
+            classes[share.index] = share.labels
         np.testing.assert_array_equal(whole, images)
         np.testing.assert_array_equal(classes, labels)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tcm.data.order import flips, global_batch, permutation, rank_positions
+from tcm.data.order import flips, global_batch, permutation, rank_indices
 from tcm.foundation.errors import TcmError
 
 
@@ -31,10 +31,10 @@ def test_ranks_share_a_batch_without_gaps(world: int, each: int, step: int) -> N
     whole = global_batch(50, 3, step, batch)
     mirrored = flips(3, step, np.arange(batch))
     for rank in range(world):
-        positions = rank_positions(batch, rank, world)
-        assert positions.tolist() == list(range(rank, batch, world))
-        np.testing.assert_array_equal(flips(3, step, positions), mirrored[positions])
-    shares = np.stack([whole[rank_positions(batch, rank, world)] for rank in range(world)], axis=1)
+        indices = rank_indices(batch, rank, world)
+        assert indices.tolist() == list(range(rank, batch, world))
+        np.testing.assert_array_equal(flips(3, step, indices), mirrored[indices])
+    shares = np.stack([whole[rank_indices(batch, rank, world)] for rank in range(world)], axis=1)
     np.testing.assert_array_equal(shares.ravel(), whole)
 
 
@@ -85,6 +85,6 @@ def test_impossible_values(arguments: tuple[int, int, int, int]) -> None:
 
 def test_impossible_shares() -> None:
     with pytest.raises(TcmError, match="use a multiple of 4"):
-        rank_positions(10, 0, 4)
+        rank_indices(10, 0, 4)
     with pytest.raises(TcmError, match="use 0 to 3"):
-        rank_positions(8, 4, 4)
+        rank_indices(8, 4, 4)

@@ -80,8 +80,8 @@ def test_processes_share_the_same_whole_batch(path: Path) -> None:
         for whole in alone[start:stop]:
             shares = [next(rank) for rank in ranks]
             for share in shares:
-                assert torch.equal(share.images, whole.images[share.positions])
-                assert torch.equal(share.labels, whole.labels[share.positions])
+                assert torch.equal(share.images, whole.images[share.index])
+                assert torch.equal(share.labels, whole.labels[share.index])
             saved = {key: value for share in shares for key, value in share.resume.items()}
             assert saved == whole.resume
 

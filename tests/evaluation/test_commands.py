@@ -24,7 +24,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     network = tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1)
     for kind, extra in (("consistency", {}), ("diffusion", {}), ("truncated", {"t_min": 1.0, "t_prime": 1.0})):
-        card = {"kind": kind, "network": network, "image_shape": (1, 8, 8), "classes": 10, "t_max": 10.0, **extra}
+        card = {
+            "kind": kind,
+            "network": network,
+            "image_shape": (1, 8, 8),
+            "condition": {"count": 10},
+            "t_max": 10.0,
+            **extra,
+        }
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = tcm.Model.fresh(tcm.ModelCard.model_validate(card))
@@ -90,9 +97,9 @@ def test_two_processes_draw_the_same_images_and_the_same_score(models: Path, tmp
     scores = tmp_path / "two.jsonl"
     in_two_processes(tmp_path, "eval", model, *options, "--dfid", "0.5", "--batch", 17, "--scores", scores)
     one, two = read_scores(Path("one.jsonl")), read_scores(Path("two.jsonl"))
-    assert [score.metric for score in one] == [score.metric for score in two]
+    assert [(score.metric, score.t) for score in one] == [(score.metric, score.t) for score in two]
     for a, b in zip(one, two, strict=True):
-        assert b.value == pytest.approx(a.value, rel=1e-6, abs=1e-6), a.metric
+        assert b.value == pytest.approx(a.value, rel=1e-6, abs=1e-6), a.label
         assert (a.count, a.reference_count, a.subject_hash) == (b.count, b.reference_count, b.subject_hash)
 
 
@@ -122,7 +129,8 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
     best = json.loads((folder / "config.json").read_text())["second_time"]
     assert best in (1.0, 2.0, 4.0)
     assert f"best second time: {best:.4g}" in said
-    assert tcm.load(folder).times(2) == [10.0, best]
+    found = tcm.load(folder)
+    assert found.sampler.times(found.denoiser, 2) == [10.0, best]
     with pytest.raises(TcmError, match="lies below 1"):
         run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "0.5")
     with pytest.raises(TcmError, match="=20 lies above 10"):

@@ -195,7 +195,14 @@ def make_model(kind: str = "consistency", **changes: object) -> tcm.Model:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1)
-        card = {"kind": kind, "network": network, "image_shape": (1, 8, 8), "classes": 10, "t_max": 10.0, **changes}
+        card = {
+            "kind": kind,
+            "network": network,
+            "image_shape": (1, 8, 8),
+            "condition": {"count": 10},
+            "t_max": 10.0,
+            **changes,
+        }
         model = tcm.Model.fresh(tcm.ModelCard.model_validate(card))
         for parameter in model.denoiser.parameters():  # a fresh network's last layer is zero, and F with it
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -254,7 +261,8 @@ def test_dfid_of_the_exact_denoiser_grows_from_zero(digits: Tensor, reference: R
     assert values[0] == pytest.approx(0, abs=1e-6)
     assert values == sorted(values)
     assert values[-1] > 50
-    assert scores[0].metric == "denoised digits distance at t=0.01"
+    assert [score.t for score in scores] == times
+    assert (scores[0].metric, scores[0].label) == ("denoised digits distance", "denoised digits distance at t=0.01")
     again = denoising_distances(f, open_dataset("digits"), [1.0], reference, ME, batch=77)
     assert again[0].value == pytest.approx(values[3], rel=1e-6)
 

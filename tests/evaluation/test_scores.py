@@ -13,6 +13,7 @@ from tcm.foundation.errors import TcmError
 
 SCORE = Score(
     metric="FID",
+    t=None,
     value=2.46,
     deviation=None,
     count=50_000,
@@ -49,6 +50,15 @@ def test_scores_with_equal_conditions_are_compared() -> None:
     )
     (pair,) = compare([SCORE], [SCORE, better])
     assert (pair.first.value, pair.second.value) == (2.46, 2.05)
+
+
+def test_scores_at_different_times_are_not_compared() -> None:
+    low, high = (dataclasses.replace(SCORE, metric="dFID", t=t) for t in (0.2, 1.0))
+    assert (SCORE.label, low.label, high.label) == ("FID", "dFID at t=0.2", "dFID at t=1")
+    assert differing_conditions(low, high) == ["t: 0.2 and 1.0"]
+    assert [pair.second.t for pair in compare([low, high], [high])] == [1.0]
+    with pytest.raises(TcmError, match=r"no metric in common: dFID at t=0\.2 and dFID at t=1"):
+        compare([low], [high])
 
 
 @pytest.mark.parametrize(

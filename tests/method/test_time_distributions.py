@@ -82,9 +82,10 @@ def test_density_is_the_quantiles_derivative_and_zero_outside(distribution: Time
     step = 1e-3
     slope = (distribution.quantile(u + step) - distribution.quantile(u - step)) / (2 * step)
     torch.testing.assert_close(distribution.density(distribution.quantile(u)), 1 / slope, rtol=0.02, atol=0)
-    grid = torch.logspace(np.log10(distribution.low), np.log10(distribution.high), 20_001, dtype=torch.float64)
+    low, high = distribution.span
+    grid = torch.logspace(np.log10(low), np.log10(high), 20_001, dtype=torch.float64)
     assert float(torch.trapezoid(distribution.density(grid), grid)) == pytest.approx(1, abs=1e-3)
-    outside = torch.tensor([0.0, distribution.low * 0.999, distribution.high * 1.001], dtype=torch.float64)
+    outside = torch.tensor([0.0, low * 0.999, high * 1.001], dtype=torch.float64)
     assert distribution.density(outside).tolist() == [0, 0, 0]
 
 

@@ -400,7 +400,7 @@ def test_resampling_is_that_of_torch_in_values_and_gradients(batch, channels, he
 
 
 def test_one_hot_has_unit_mean_square_and_zero_for_no_label() -> None:
-    rows = one_hot(torch.tensor([2, -1]), 4, torch.empty(2, 0))
+    rows = one_hot(Labels(torch.tensor([2, -1])), 4, torch.empty(2, 0))
     assert rows.tolist() == [[0, 0, 2, 0], [0, 0, 0, 0]]
     assert one_hot(None, 4, torch.empty(2, 0)).tolist() == [[0] * 4] * 2
     torch.testing.assert_close(rows[0], 2 * F.one_hot(torch.tensor(2), 4).float())

@@ -37,7 +37,7 @@ sample_every = 0
 steps = 6
 batch = 8
 log_every = 2
-ratio_every = 2
+curriculum = {d = 2}
 sample_every = 0
 [stages.continued]
 objective = "consistency"

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tcm.data import to_uint8
-from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise, spread_classes
+from tcm.method.conditions import Classes
+from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise
 from tcm.report.runs import read_run
 from tcm.weights import Model
 
@@ -21,8 +22,8 @@ def test_a_path_ends_where_sampling_ends(fair_run: Path) -> None:
     model = _model(fair_run)
     for steps in (1, 2, 4):
         path = path_from_noise(model, steps)
-        labels = spread_classes(10, PATHS)
-        expected = to_uint8(model.sample(seeds=range(PATHS), labels=labels, steps=steps))
+        classes = Classes(10).spread(PATHS)
+        expected = to_uint8(model.sample(seeds=range(PATHS), condition=classes, steps=steps))
         assert torch.equal(path.outputs[-1], expected)
         assert len(path.outputs) == len(path.inputs) == len(path.times) == steps
 
@@ -30,9 +31,9 @@ def test_a_path_ends_where_sampling_ends(fair_run: Path) -> None:
 def test_interpolations_begin_and_end_at_samples(fair_run: Path) -> None:
     model = _model(fair_run)
     strips = interpolate(model)
-    labels = spread_classes(10, STRIPS)
-    first = to_uint8(model.sample(seeds=range(0, 2 * STRIPS, 2), labels=labels))
-    last = to_uint8(model.sample(seeds=range(1, 2 * STRIPS, 2), labels=labels))
+    classes = Classes(10).spread(STRIPS)
+    first = to_uint8(model.sample(seeds=range(0, 2 * STRIPS, 2), condition=classes))
+    last = to_uint8(model.sample(seeds=range(1, 2 * STRIPS, 2), condition=classes))
     assert int((strips[:, 0].int() - first.int()).abs().max()) <= 1
     assert int((strips[:, -1].int() - last.int()).abs().max()) <= 1
     assert not torch.equal(first, last)
@@ -49,7 +50,7 @@ def test_every_stage_is_drawn_from_the_same_seeds(fair_run: Path) -> None:
         ("truncated", "one step"),
         ("truncated", "two steps"),
     ]
-    expected = _model(fair_run).sample(seeds=range(COLUMNS), labels=spread_classes(10, COLUMNS), steps=2)
+    expected = _model(fair_run).sample(seeds=range(COLUMNS), condition=Classes(10).spread(COLUMNS), steps=2)
     assert torch.equal(observed.drawings[-1].drawn[-1].images, to_uint8(expected))
     assert observed.showpiece is not None
     assert observed.showpiece.stage.name == "truncated"
@@ -67,10 +68,13 @@ def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
     assert observed.showpiece is None
 
 
-def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path) -> None:
-    run = read_run(fair_run)
-    ends_early = replace(run.stages[1], spec=run.stages[1].spec.model_copy(update={"t_high": 1.0}))
-    observed = observe_run(replace(run, stages=[run.stages[0], ends_early]))
+def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(fair_run, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('t_high = "none"', "t_high = 1.0", 1))
+    run = read_run(tmp_path / "run")
+    assert [stage.generates for stage in run.stages] == [True, False, True, True]
+    observed = observe_run(replace(run, stages=run.stages[:2]))
     assert observed.drawings[1].drawn == ()
     assert observed.showpiece is not None
     assert observed.showpiece.stage.name == "diffusion"

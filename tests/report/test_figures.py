@@ -1,16 +1,18 @@
 """The curves are well-formed SVG in the page's colours, whatever the numbers are."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
 from tcm.report import figures
 from tcm.report.drawing import observe_run
 from tcm.report.headline import denoising_curves
-from tcm.report.runs import RunRecord, StageRecord, read_run
+from tcm.report.runs import RunRecord, read_run
 from tcm.training.starts import start_now
 
 
@@ -51,7 +53,7 @@ def test_all_figures(run: RunRecord, fair_run: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
 def test_strange_numbers(run: RunRecord, value: float) -> None:
     line = {"step": 1, "loss": value, "gradient_norm": value, "gradient_norm_max": value, "loss_by_t": [value] * 10}
-    stage = StageRecord("consistency", run.stages[1].spec, Path("nowhere"), [line], [])
+    stage = replace(run.stages[1], lines=[line])
     _check(figures.loss_by_time(run.recipe, stage, 1))
     _check(figures.gradient_norms([stage], {"consistency": 1}, figures.gradient_limits([stage])))
 
@@ -60,13 +62,11 @@ def test_long_runs_are_thinned_and_keep_their_peaks(run: RunRecord) -> None:
     norms = np.ones(5000)
     norms[1234] = 77
     lines = [{"step": i, "loss": 1.0, "gradient_norm": 1.0, "gradient_norm_max": n} for i, n in enumerate(norms)]
-    stage = StageRecord("consistency", run.stages[1].spec, Path("nowhere"), lines, [])
+    stage = replace(run.stages[1], lines=lines)
     thinned = figures._thinned(stage, "gradient_norm_max")
     assert len(thinned) == figures.MOST_POINTS
     assert thinned.max() == 77
 
 
-def test_machine_is_told() -> None:
-    import torch
-
+def test_the_machine_is_named() -> None:
     assert "cores" in start_now(torch.device("cpu")).machine

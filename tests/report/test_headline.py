@@ -80,5 +80,5 @@ def test_denoising_curves(observed: ObservedRun) -> None:
     curves = denoising_curves(observed)
     assert [curve.stage.name for curve in curves] == ["consistency", "continued", "truncated"]
     assert all(curve.times == [0.2, 1.0, 5.0] for curve in curves)
-    truth = {score.metric: score.value for score in observed.record.scores if score.subject == "3-truncated"}
+    truth = {score.label: score.value for score in observed.record.scores if score.subject == "3-truncated"}
     assert curves[-1].values[1] == truth["denoised digits distance at t=1"]

@@ -79,7 +79,7 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.headings == ALL
     scores = [score for score in read_scores(fair_run / "scores.jsonl") if score.sampling]
     for score in scores:
-        assert (f"{score.value:.2f}" if score.value < 100 else f"{score.value:,.0f}") in page.text
+        assert f"{score.value:,.{2 if score.value < 100 else 0}f}" in page.text
     assert page.text.count("not measured") == 3
     best = min((score for score in scores if str(score.sampling).startswith("times")), key=lambda score: score.value)
     assert f"The distance to the data with one evaluation: {best.subject[2:]}" in page.text

@@ -25,7 +25,7 @@ def test_failed_and_waiting_stages(failed_run: Path) -> None:
     assert "gradient norm" in run.stages[1].lines[-1]["reason"] or "loss" in run.stages[1].lines[-1]["reason"]
 
 
-def test_a_failed_stage_that_goes_on_is_no_longer_failed(failed_run: Path, tmp_path: Path) -> None:
+def test_a_failed_stage_that_resumes_is_no_longer_failed(failed_run: Path, tmp_path: Path) -> None:
     shutil.copytree(failed_run, tmp_path / "run")
     metrics = tmp_path / "run" / "1-consistency" / "metrics.jsonl"
     with metrics.open("a") as file:

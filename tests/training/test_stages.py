@@ -8,11 +8,13 @@ import torch
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny, tiny_recipe
 from PIL import Image
-from tcm.recipes.fields import ConsistencyStage, DataSpec, TruncatedStage
 
 import tcm
+from tcm.method.conditions import Classes
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe
+from tcm.recipes.schema import DataSpec, Recipe
+from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.recipes.stages.truncated import TruncatedStage
 from tcm.training.run import Settings
 from tcm.weights.exporting import export_state_dict
 from tcm.weights.importing import import_checkpoint
@@ -23,7 +25,7 @@ def test_a_finished_run(finished: Path) -> None:
     assert resolve(str(finished / "recipe.toml")) == tiny_recipe()
     for name, folder, (low, high) in zip(STAGES, FOLDERS, ((0.002, 10), (0.002, 10), (1, 10)), strict=True):
         card = tcm.Model.load(finished / folder / "model").card
-        assert (card.kind, card.t_min, card.t_max, card.classes) == (name, low, high, 10)
+        assert (card.kind, card.t_min, card.t_max, card.condition) == (name, low, high, Classes(10))
         assert (card.provenance.recipe, card.provenance.stage, card.provenance.step) == ("digits", name, 12)
         assert card.provenance.data == tcm.data.open_dataset("digits").content_hash()
         pictures = sorted((finished / folder / "samples").iterdir())
@@ -67,7 +69,7 @@ objective = "truncated"
 teacher = "diffusion"
 t_prime = 4.0
 learning_rate = 1e-3
-ratio_limit = 0.9
+curriculum = { limit = 0.9 }
 steps = 2
 batch = 16
 """

@@ -44,7 +44,7 @@ class Golden:
         tensors = load_file(GOLDEN / f"{name}.safetensors")
         self.weights = {key.removeprefix("weights."): t for key, t in tensors.items() if key.startswith("weights.")}
         self.x, self.t, self.denoised = tensors["in.x"], tensors["in.t"], tensors["out.denoised"]
-        self.labels = tensors["in.labels"].argmax(1) if "in.labels" in tensors else None
+        self.labels = tcm.Labels(tensors["in.labels"].argmax(1)) if "in.labels" in tensors else None
 
     def pickle(self, marker: Path, name: str, **changes: object) -> bytes:
         outer_class, inner = FILES[name]
@@ -112,7 +112,8 @@ def test_arguments_that_change_nothing(tmp_path, golden, name):
 def test_second_time(tmp_path, shape, classes, options, second_time):
     """ImageNet-64 has its own; nothing in a published file says so."""
     network = tcm.EDM2Config(channels=16, channel_mult=(1,), blocks=1, attention=())
-    model = tcm.Model.fresh(tcm.ModelCard(kind="consistency", network=network, image_shape=shape, classes=classes))
+    condition = tcm.Classes(classes) if classes else None
+    model = tcm.Model.fresh(tcm.ModelCard(kind="consistency", network=network, image_shape=shape, condition=condition))
     export_state_dict(model, tmp_path / "a.safetensors")
     imported = import_checkpoint(tmp_path / "a.safetensors", **options).model
     assert imported.card.second_time == second_time
@@ -212,13 +213,13 @@ def test_round_trip_is_bit_identical(tmp_path, golden, name):
     ],
 )
 def test_exported_shapes_tell_the_network(tmp_path, network):
-    card = tcm.ModelCard(kind="consistency", network=network, image_shape=(1, 8, 8), classes=3)
+    card = tcm.ModelCard(kind="consistency", network=network, image_shape=(1, 8, 8), condition=tcm.Classes(3))
     model = tcm.Model.fresh(card)
-    assert parse_arguments(reference_arguments(card)) == (network, (1, 8, 8), 3)
+    assert parse_arguments(reference_arguments(card)) == (network, (1, 8, 8), tcm.Classes(3))
     export_state_dict(model, tmp_path / "a.safetensors")
     torch.save(load_file(tmp_path / "a.safetensors"), tmp_path / "a.pth")
     told = import_checkpoint(tmp_path / "a.pth", "consistency").model
-    x, t, labels = torch.randn(2, 1, 8, 8), torch.tensor([0.5, 3.0]), torch.tensor([0, 2])
+    x, t, labels = torch.randn(2, 1, 8, 8), torch.tensor([0.5, 3.0]), tcm.Labels(torch.tensor([0, 2]))
     with torch.no_grad():
         assert torch.equal(told.denoiser(x, t, labels), model.denoiser(x, t, labels))
 

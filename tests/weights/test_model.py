@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import tcm
 from tcm import Classes, DDPMppConfig, EDM2Config, Model, ModelCard
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
-from tcm.weights import Provenance, inspect
+from tcm.weights import BUNDLED, Provenance, inspect
 
 TINY = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
 
@@ -195,16 +196,18 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
     ("changes", "message"),
     [
         ({"t_min": 90.0}, "t_min=90.0 must lie below t_max=80.0"),
-        ({"kind": "truncated"}, "t_prime=None does not fit kind=truncated"),
-        ({"t_prime": 1.0}, "t_prime=1.0 does not fit kind=consistency"),
+        ({"kind": "truncated"}, "t_prime is missing; a truncated model begins there"),
         ({"kind": "truncated", "t_prime": 1.0}, "t_min=0.002 must be t_prime=1.0"),
-        ({"kind": "other"}, "kind='other'"),
+        ({"kind": ""}, "kind=''"),
+        ({"sampler": "ddim"}, "sampler='ddim' must be 'consistency' or 'heun'"),
+        ({"condition": {"kind": "classes", "count": 0}}, "condition: count=0"),
+        ({"classes": 10}, "classes is not a known key"),
         ({"sigma_data": 0}, "sigma_data=0"),
         ({"image_shape": [1, 0, 4]}, "image_shape[1]=0"),
         ({"image_shape": [1, 4]}, "image_shape"),
-        ({"network": {"kind": "unet"}}, "network.kind='unet' must be one of"),
+        ({"network": {"kind": "unet"}}, "network.kind='unet' is unknown; use one of ddpmpp, edm2"),
         ({"network": {"kind": "ddpmpp", "channel": 8}}, "network.channel is not a known key; did you mean 'channels'?"),
-        ({"format": 2}, "format=2"),
+        ({"format": 3}, "format=3"),
         ({"colour": "red"}, "colour is not a known key"),
     ],
 )
@@ -223,6 +226,68 @@ def test_a_card_without_its_network_is_an_error(saved: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(TcmError, match="network is missing"):
         tcm.load(saved)
+
+
+FORMAT_1 = {
+    "library": "truncated-consistency",
+    "format": 1,
+    "kind": "truncated",
+    "network": {
+        "channels": 8,
+        "channel_mult": [1, 2],
+        "blocks": 1,
+        "attention": [],
+        "dropout": 0.0,
+        "kind": "ddpmpp",
+        "noise_mult": 1,
+    },
+    "image_shape": [1, 8, 8],
+    "classes": 10,
+    "sigma_data": 0.75,
+    "t_min": 1.0,
+    "t_max": 80.0,
+    "t_prime": 1.0,
+    "second_time": 1.0,
+    "uncertainty": 0,
+    "provenance": {
+        "recipe": "demo",
+        "stage": "truncated",
+        "step": 1000,
+        "data": "0d31268a00d752e4e4714cedd02f57c5b4eb462a1ed8a48d983335f1fc77400e",
+        "imported_from": None,
+        "licence": None,
+    },
+}
+"""The card of the bundled digits model as the first version wrote it."""
+
+
+def test_a_model_of_the_first_format_still_loads(tmp_path: Path) -> None:
+    """The bundled model with the card that it had: the same model, and saved again it is of today's format."""
+    folder = tmp_path / "digits"
+    shutil.copytree(BUNDLED / "digits", folder)
+    (folder / "config.json").write_text(json.dumps(FORMAT_1))
+    today = tcm.load("digits")
+    assert json.loads((BUNDLED / "digits" / "config.json").read_text())["format"] == 2
+    model = tcm.load(folder)
+    assert model.card == today.card == inspect(folder)
+    assert (model.card.condition, model.card.sampler) == (Classes(10), "consistency")
+    assert torch.equal(model.sample(4, steps=2, labels=3), today.sample(4, steps=2, labels=3))
+    model.save(folder)
+    assert (folder / "config.json").read_bytes() == (BUNDLED / "digits" / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sampler", "condition"),
+    [
+        ({"kind": "diffusion", "classes": 0, "t_min": 0.002, "t_prime": None}, "heun", None),
+        ({"kind": "consistency", "classes": 1, "t_min": 0.002, "t_prime": None}, "consistency", Classes(1)),
+    ],
+)
+def test_what_a_card_of_the_first_format_means(changes: dict, sampler: str, condition: Classes | None) -> None:
+    found = ModelCard.model_validate_json(json.dumps(FORMAT_1 | changes))
+    assert (found.format, found.sampler, found.condition) == (2, sampler, condition)
+    without = {key: value for key, value in (FORMAT_1 | changes).items() if key != "classes"}
+    assert ModelCard.model_validate_json(json.dumps(without)).condition is None
 
 
 def test_cards_are_frozen() -> None:

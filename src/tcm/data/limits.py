@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and limits on what a file may claim to hold."""
+"""Limits on what a file may claim to hold."""
 
 import re
 import zipfile

@@ -22,9 +22,8 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, 
     """
     if name in ours:
         return ours[name]
-    found: object = next((entry.load() for entry in entry_points(group=group, name=name)), None)
-    if found is None and ":" in name:
-        found = _imported(key, name)
+    paths = [*(entry.value for entry in entry_points(group=group, name=name)), *([name] if ":" in name else [])]
+    found = _imported(key, name, *paths[0].split(":", 1)) if paths else None
     if found is None:
         near = get_close_matches(name, ours, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ours)}"
@@ -48,9 +47,10 @@ def read_table(table: object, key: str, find: Callable[[str], type[BaseModel]]) 
         raise (KeyInTable if within else TcmError)(problem) from error
 
 
-def _imported(key: str, name: str) -> object:
-    module, _, attribute = name.partition(":")
+def _imported(key: str, name: str, module: str, attribute: str) -> object:
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise KeyInTable(f"{key}={name!r} cannot be imported ({error}); put its module on the Python path") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+        remedy = "put its module on the Python path" if absent else "correct its module, or the name"
+        raise KeyInTable(f"{key}={name!r} cannot be imported ({error}); {remedy}") from error

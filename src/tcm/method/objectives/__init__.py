@@ -3,7 +3,7 @@
 Every objective keeps drawing (t, ε, masks) apart from computing with what was drawn (`loss_at`).
 """
 
-from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
 from tcm.method.objectives.consistency import Consistency, Distillation, Pairs, f_trunc
 from tcm.method.objectives.diffusion import Diffusion
 from tcm.method.objectives.truncated import TruncatedConsistency
@@ -19,5 +19,6 @@ __all__ = [
     "Objective",
     "Pairs",
     "TruncatedConsistency",
+    "draw",
     "f_trunc",
 ]
