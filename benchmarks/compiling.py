@@ -32,7 +32,7 @@ def steps(case: Case, compiled: bool) -> Callable[[], object]:
     """One more step with each call."""
     recipe = case.recipe()
     training, batches = trainer(recipe, "truncated"), images(recipe, "truncated")
-    models = training.loss.models
+    models = training.models
     if compiled:
         for denoiser in (models.student, models.frozen):
             denoiser.network.compile()

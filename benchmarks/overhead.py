@@ -17,7 +17,6 @@ from benchmarks.cases import Case, batches, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, Times, interleave, share, spread
 from tcm.data.pixels import to_float
 from tcm.method.objectives import Batch, Consistency
-from tcm.method.streams import SampleStreams
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge
@@ -103,23 +102,19 @@ def parts(settings: Settings, case: Case) -> Times:
     """Seconds of single things that the loop adds."""
     recipe = case.recipe()
     training, loaded_batches, window = trainer(recipe, "consistency"), images(recipe, "consistency"), Window()
-    objective, models, student = training.objective, training.loss.models, training.student
+    objective, models, student = training.objective, training.models, training.student
     assert isinstance(objective, Consistency)
     loaded = next(loaded_batches)
-
-    def streams() -> SampleStreams:
-        return SampleStreams([training._sample_seed(0, place) for place in loaded.positions])
-
     batch = Batch(to_float(loaded.images), loaded.labels if student.classes else None, loaded.positions, case.batch)
     with torch.no_grad():
-        losses = objective.loss_at(models, batch, 0, objective.draw(models, batch, streams()))
+        losses = objective.loss_at(models, batch, 0, objective.draw(models, batch, training.streams(0, batch)))
     for parameter in student.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return interleave(
         settings,
         {
             "data": lambda: to_float(next(loaded_batches).images),
-            "times, noise and masks": lambda: objective.draw(models, batch, streams()),
+            "times, noise and masks": lambda: objective.draw(models, batch, training.streams(0, batch)),
             "metrics": lambda: (training._bin(losses), window.add({"loss": 0.0}, 1.0, [0.0] * 20, case.batch)),
             "gradient norm": training._clip,
             "guard": lambda: judge(training.stage.guard, GuardState(), 1.0, 1.0),
