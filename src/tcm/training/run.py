@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
 from tcm.data.files import atomic_write
+from tcm.devices import deterministic_kernels
 from tcm.errors import TcmError
 from tcm.method.objectives import Models
 from tcm.recipes.checks import stages_before
@@ -47,6 +48,7 @@ class Settings:
     init: str | None = None
     sharded: bool = False
     trackers: Sequence[TrackerName] = ()
+    deterministic: bool = False
 
 
 def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
@@ -68,7 +70,7 @@ class Run:
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
 
-        Called again on the same folder it goes on where it stopped, to the same weights, bit for bit.
+        Called again on the same folder it resumes, to the same weights; how exactly, `docs/training.md` says.
         """
         with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
@@ -137,6 +139,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
+            opened.enter_context(deterministic_kernels(self.settings.deterministic))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:
