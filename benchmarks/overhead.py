@@ -17,7 +17,6 @@ from benchmarks.cases import Case, batches, ddpmpp, images, small, trainer
 from benchmarks.harness import Row, Settings, Times, interleave, share, spread
 from tcm.data.pixels import to_float
 from tcm.foundation.progress import progress_of_stages
-from tcm.foundation.randomness import SampleStreams
 from tcm.foundation.signals import StopRequest
 from tcm.method.objectives import Consistency, Draw
 from tcm.training.checkpoint import Checkpoints

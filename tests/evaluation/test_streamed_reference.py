@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset, open_stream
-from tcm.foundation.errors import TcmError
 from tcm.evaluation import references
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.references import reference_of, stream_batches, stream_reference

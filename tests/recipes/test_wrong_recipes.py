@@ -118,9 +118,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.frozen='previous' is asked for times of 0.6848 to 1, and the stage 'consistency' is defined "
         "from 0.002 to 0.5; change one of the two ranges or name another model"
     ),
-    "digits truncated.times.low=0.5": (
-        "digits: truncated: times.low=0.5 lies below t_prime=1; use low=1"
-    ),
+    "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 lies below t_prime=1; use low=1"),
     "digits truncated.times.high=90.0": (
         "digits: truncated.times.high=90.0 lies outside the stage's range from 1 to 80; "
         "set it to 'none' to use the whole range"
@@ -149,9 +147,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.curriculum: Curriculum(q=2.0, d=0, limit=1.0, k=8.0) has no Δ_t above 0; "
         "use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0"
     ),
-    "digits truncated.w_b=-1": (
-        "digits: truncated: w_b=-1, the weight of the boundary loss, must not lie below 0"
-    ),
+    "digits truncated.w_b=-1": ("digits: truncated: w_b=-1, the weight of the boundary loss, must not lie below 0"),
     "digits diffusion.label_dropout=1": (
         "digits: diffusion: label_dropout=1 is no probability below 1; use 0 for none"
     ),

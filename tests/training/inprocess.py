@@ -13,15 +13,15 @@ from torch import Tensor
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
+from tcm.foundation.progress import PrintedProgress
+from tcm.foundation.signals import StopRequest
 from tcm.method.conditions import Classes
 from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.foundation.progress import PrintedProgress
 from tcm.training.run import Run, Settings
-from tcm.foundation.signals import StopRequest
 from tcm.training.start import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model
@@ -57,7 +57,9 @@ def begin(
     progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
-    return Fit(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(patient=True)
+    return Fit(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(
+        patient=True
+    )
 
 
 def train(recipe: Recipe, folder: Path, settings: Settings = DEFAULTS, processes: Processes = ALONE) -> str:

@@ -12,9 +12,9 @@ from inprocess import train
 from launching import FOLDERS, Launcher, lines, losses, tiny, tiny_recipe
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.training import run as run_module
 from tcm.training.checkpoint import Checkpoints
-from tcm.foundation.signals import StopRequest, stop_requests
 
 LONG = tiny(1000, "diffusion.checkpoint_every=1000", "diffusion.sample_every=0")
 

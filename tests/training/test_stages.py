@@ -1,13 +1,15 @@
 """Must show 6: the stages of the paper and those around them, each with few steps."""
 
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from inprocess import train
-from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny, tiny_recipe
+from inprocess import ALONE, train
+from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny, tiny_recipe
 from PIL import Image
+from rich.console import Console
 
 import tcm
 from tcm.method.conditions import Classes
@@ -15,7 +17,7 @@ from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages.consistency import ConsistencyStage
 from tcm.recipes.stages.truncated import TruncatedStage
-from tcm.training.run import Settings
+from tcm.training.run import Run, Settings
 from tcm.weights.exporting import export_state_dict
 from tcm.weights.importing import import_checkpoint
 
@@ -136,6 +138,29 @@ def test_dry_runs(launcher: Launcher, tmp_path: Path, recipe: str, parameters: s
     assert parameters in text
     assert "[stages.truncated]" in text
     assert not (tmp_path / "run").exists()
+
+
+class Noting(StringIO):
+    """Takes what is printed, and notes whether torch then uses deterministic kernels alone."""
+
+    found: bool | None = None
+
+    def write(self, text: str) -> int:
+        if "samples in" in text:
+            self.found = torch.are_deterministic_algorithms_enabled()
+        return super().write(text)
+
+
+def test_deterministic_kernels(tmp_path: Path) -> None:
+    """All stages have them, on the CPU at least, where they are those that it uses anyway."""
+    for deterministic in (False, True):
+        said = Noting()
+        settings = Settings(deterministic=deterministic)
+        run = Run(tiny_recipe(2), tmp_path / str(deterministic), ALONE, Console(file=said, width=200), settings)
+        assert run.train()
+        assert said.found is deterministic
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert fingerprint(tmp_path / "True") == fingerprint(tmp_path / "False")
 
 
 def test_workers_change_nothing(tmp_path: Path) -> None:

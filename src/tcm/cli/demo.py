@@ -1,5 +1,7 @@
 """`tcm demo`: the whole method on handwritten digits, measured and shown."""
 
+import shlex
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +19,6 @@ def demo(
     workers: Annotated[int, typer.Option(min=1, help="Processes that train and measure side by side.")] = 2,
 ) -> None:
     """Train all stages on handwritten digits, measure them and show the report; called again, resume."""
-    from functools import partial
-
     from rich.console import Console
     from rich.text import Text
 
@@ -45,7 +45,8 @@ def demo(
     with join("cpu") as processes:
         finished = Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
     if not finished:
-        console.print(f"stopped; resume with: tcm demo --run {run}", highlight=False)
+        again = shlex.join(["tcm", "demo", *(overrides or []), "--run", str(run)])
+        console.print(f"stopped; resume with: {again}", highlight=False, markup=False, soft_wrap=True)
         return
     if not summary.exists():
         with console.status("drawing the report"):

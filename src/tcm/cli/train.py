@@ -25,6 +25,9 @@ def train(
         int | None,
         typer.Option(min=1, help="Processes of one thread; stages that do not need each other train side by side."),
     ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Let an accelerator give the same bits each time; slower.")
+    ] = False,
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
@@ -50,7 +53,7 @@ def train(
         with processes.agreeing():
             resolved = resolve(recipe, changes)
         folder = run or Path("runs", resolved.name)
-        training = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ())))
+        training = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()), deterministic))
         done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"

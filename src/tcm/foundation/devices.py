@@ -78,6 +78,26 @@ def fp32_products(arithmetic: Literal["ieee", "tf32"]) -> Iterator[None]:
             operation.fp32_precision = value
 
 
+@contextmanager
+def deterministic_kernels(wanted: bool) -> Iterator[None]:
+    """While the block runs, and if it is `wanted`, torch takes only kernels that give the same bits each time.
+
+    An operation that has no such kernel on the device is an error. On a CPU, all that training uses are of this kind.
+
+    >>> with deterministic_kernels(True):
+    ...     torch.are_deterministic_algorithms_enabled()
+    True
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses; read at its first use
+    torch.use_deterministic_algorithms(before or wanted)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on `device`; on a CPU half of all there is (4 GiB if unknown), which other programs share.
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
+from tcm.foundation.devices import deterministic_kernels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
@@ -47,6 +48,7 @@ class Settings:
     init: str | None = None
     sharded: bool = False
     trackers: Sequence[TrackerName] = ()
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Run:
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
 
-        Called again on the same folder it resumes, and ends with the same weights, bit for bit.
+        Called again on the same folder it resumes, to the same weights; how exactly, `docs/training.md` says.
         """
         with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
@@ -131,6 +133,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
+            opened.enter_context(deterministic_kernels(self.settings.deterministic))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:

@@ -13,7 +13,6 @@ from tcm.recipes.stages.base import Positive, Setting, Spec, Times
 from tcm.recipes.stages.consistency import PairsStage
 from tcm.recipes.stages.roles import Role
 
-
 # pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
 _CURRICULUM = TypeAdapter(Curriculum | None, config=Spec.model_config)
 
