@@ -12,10 +12,10 @@ import typer
 import tcm
 from tcm.cli import app
 from tcm.cli.data import CropName
-from tcm.cli.weights import Kind as KindName
+from tcm.cli.weights import Kind
 from tcm.data.prepare import Crop
 from tcm.evaluation.evaluate import METRICS
-from tcm.weights.model import Kind
+from tcm.recipes.stages import STAGES
 
 LIBRARIES = "torch", "numpy", "scipy", "matplotlib", "PIL", "safetensors", "huggingface_hub", "filelock"
 SLOW_PARTS = (
@@ -96,7 +96,7 @@ def test_every_name_of_the_package_loads() -> None:
 def test_the_words_of_the_options_are_those_of_the_library() -> None:
     """They are written out in the command line, which does not import the library to know them."""
     assert set(get_args(CropName)) == set(Crop)
-    assert get_args(KindName) == get_args(Kind)
+    assert get_args(Kind) == tuple(STAGES)
     options = typer.main.get_command(app).commands["eval"].params
     (metrics,) = [option for option in options if option.name == "metrics"]
     assert metrics.help == f"Any of {', '.join(METRICS)}, separated by commas."

@@ -12,6 +12,7 @@ from launching import FOLDERS, STAGES, Launcher, losses, tiny, tiny_recipe
 
 import tcm
 from tcm.foundation.processes import Processes
+from tcm.method.conditions import Labels
 from tcm.method.objectives import Draw
 from tcm.networks.layers import attend
 from tcm.weights.reference import load_denoiser
@@ -42,7 +43,7 @@ def test_golden_network(golden, device: torch.device, name: str) -> None:
     """To 1e-4, which TF32 would miss by far."""
     tensors, arguments = golden(name)
     denoiser = load_denoiser(part(tensors, "weights."), arguments).to(device)
-    labels = tensors["in.labels"].argmax(1).to(device) if "in.labels" in tensors else None
+    labels = Labels(tensors["in.labels"].argmax(1)).to(device) if "in.labels" in tensors else None
     with torch.no_grad():
         denoised = denoiser(tensors["in.x"].to(device), tensors["in.t"], labels).cpu()
     torch.testing.assert_close(denoised, tensors["out.denoised"], rtol=1e-4, atol=1e-5)
@@ -57,7 +58,7 @@ def test_golden_truncated_loss(golden, device: torch.device) -> None:
     )
     batch = tcm.Batch.whole(tensors["in.x"].to(device))
     draw = Draw(tensors["in.t"].double(), tensors["in.eps"].to(device), None, None)
-    found = objective.loss_at(tcm.Models(student, frozen), batch, 0, draw)
+    found = objective.loss_at({"student": student, "frozen": frozen}, batch, 0, draw)
     assert float(found.total.detach()) == pytest.approx(float(tensors["out.total"]), rel=5e-3)
 
 

@@ -7,12 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
+from tcm.method.conditions import Classes, Labels
 from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser
-from tcm.networks import build_network
 from tcm.recipes.cost import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import objective_of
 
 OVERRIDES = {
     "diffusion": ["digits", "diffusion"],
@@ -41,8 +40,9 @@ def test_a_real_step(case: str) -> None:
     shape, classes = recipe.image_shape, recipe.classes
     assert shape is not None
     assert classes is not None
-    denoisers = [Denoiser(build_network(recipe.network, shape, classes), shape, classes) for _ in range(3)]
-    batch = Batch.whole(torch.zeros(8, *shape), torch.zeros(8, dtype=torch.long))
+    condition = Classes(classes)
+    denoisers = [Denoiser(recipe.network.build(shape, condition), shape, condition) for _ in range(3)]
+    batch = Batch.whole(torch.zeros(8, *shape), Labels(torch.zeros(8, dtype=torch.long)))
 
     parameters = {parameter.untyped_storage().data_ptr() for parameter in denoisers[0].parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
@@ -55,12 +55,8 @@ def test_a_real_step(case: str) -> None:
 
     with FlopCounterMode(display=False) as counter:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            losses = objective_of(recipe, stage).loss(
-                {**dict(zip(("student", "frozen", "teacher"), denoisers, strict=False))},
-                batch,
-                0,
-                SampleStreams(range(8)),
-            )
+            models = dict(zip(("student", "frozen", "teacher"), denoisers, strict=True))
+            losses = stage.build(recipe).loss(models, batch, 0, SampleStreams(range(8)))
         torch.autograd.backward(losses.total)
     # The first layer's input needs no gradient, so that the backward pass costs a little less than two forward ones.
     assert 0.98 * cost.step_flops < counter.get_total_flops() <= cost.step_flops
@@ -85,13 +81,13 @@ def test_memory_and_hours() -> None:
     weights = 4 * cost.parameters
     memory = cost.memory
     assert (memory.weights, memory.gradients, memory.optimizer) == (weights, weights, 2 * weights)
-    assert (memory.averages, memory.frozen, memory.teacher) == (2 * weights, weights, weights)
+    assert (memory.averages, memory.helpers) == (2 * weights, 2 * weights)
     assert memory.state == 8 * weights
     assert memory.activations == recipe.stages["truncated"].batch * cost.activations_per_image
     assert memory.total == memory.state + memory.activations
     assert cost.gpu_hours == pytest.approx(1000 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
     plain = estimate(recipe, recipe.stages["diffusion"]).memory
-    assert (plain.frozen, plain.teacher, plain.averages) == (0, 0, weights)
+    assert (plain.helpers, plain.averages) == (0, weights)
 
 
 def test_fp32_is_not_tf32() -> None:
@@ -119,7 +115,9 @@ def test_batch_shared_by_processes_and_micro_batches() -> None:
     assert one.step_flops == two.step_flops
     whole = estimate(resolve("digits"), resolve("digits").stages["truncated"])
     assert whole.memory.activations == 8 * one.memory.activations
-    assert whole.memory.frozen == 2 * one.memory.frozen
+    # The teacher keeps its 32 bits, the frozen model halves them.
+    weights = 4 * one.parameters
+    assert (whole.memory.helpers, one.memory.helpers) == (2 * weights, weights + weights // 2)
 
 
 @pytest.mark.parametrize("key", ["image_shape", "classes"])

@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tcm.recipes.fields import PairsStage, time_range
 
 from tcm.method.objectives import TruncatedConsistency
 from tcm.networks import DDPMppConfig
-from tcm.recipes.schema import DataSpec, Recipe, decay_of, objective_of
+from tcm.recipes.schema import DataSpec, Recipe
+from tcm.recipes.stages import PairsStage
 
 NETWORK = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=())
 
@@ -28,6 +28,9 @@ distance = st.just({"kind": "squared_l2"}) | st.fixed_dictionaries({"kind": st.j
 average = st.fixed_dictionaries({"kind": st.just("constant"), "decay": fraction}) | st.fixed_dictionaries(
     {"kind": st.just("power"), "gamma": positive}
 )
+curriculum = st.fixed_dictionaries(
+    {}, optional={"q": st.floats(1, 1e6), "d": st.integers(0, 10**6), "limit": fraction, "k": positive}
+)
 shared = {
     "steps": st.just(10),
     "batch": st.integers(1, 64),
@@ -36,19 +39,18 @@ shared = {
 }
 pairs = {
     "times": times,
-    "ratio_limit": fraction,
-    "ratio_k": positive,
+    "curriculum": curriculum,
     "distance": distance,
     "weighting": st.sampled_from(["inverse_delta", "inverse_c_out_squared", "uniform"]),
 }
 diffusion = st.fixed_dictionaries({"objective": st.just("diffusion")} | shared, optional={"times": times})
 consistency = st.fixed_dictionaries(
     {"objective": st.just("consistency")} | shared,
-    optional=pairs | {"t_high": bound, "ratio_base": st.floats(1, 1e6), "ratio_every": st.integers(1, 10**6)},
+    optional=pairs | {"t_high": bound},
 )
 truncated = st.fixed_dictionaries(
     {"objective": st.just("truncated")} | shared,
-    optional=pairs | {"t_prime": positive, "boundary_weight": positive, "boundary_fraction": fraction},
+    optional=pairs | {"t_prime": positive, "w_b": positive, "rho": fraction},
 )
 
 
@@ -77,12 +79,12 @@ def test_a_recipe_that_validates_has_objectives_and_draws_times(recipe: Recipe |
     if recipe is None:
         return
     for stage in recipe.stages.values():
-        objective = objective_of(recipe, stage)
+        objective = stage.build(recipe)
         t = objective.times.quantile(torch.linspace(0, 1, 9))
-        low, high = time_range(recipe, stage)
+        low, high = stage.span(recipe)
         assert bool(((t >= low) & (t <= high)).all())
         for step in (0, stage.steps - 1):
-            assert all(0 <= decay_of(spec).beta(step + 1) < 1 for spec in stage.averages)
+            assert all(0 <= decay.beta(step + 1) < 1 for decay in stage.averages)
             if isinstance(stage, PairsStage):
                 delta = objective.pairs.curriculum.delta(t, step)
                 assert bool(((delta > 0) & (delta < t)).all())

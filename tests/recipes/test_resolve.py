@@ -7,19 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tcm.recipes.fields import Spec
 
+from tcm.method.distances import SquaredL2
+from tcm.method.times import LogNormal, LogStudentT
 from tcm.recipes.resolve import differences, resolve, shipped, to_toml
-from tcm.recipes.schema import (
-    ConsistencyStage,
-    DataSpec,
-    DiffusionStage,
-    LogNormalTimes,
-    LogStudentTTimes,
-    Recipe,
-    SquaredL2Distance,
-    TruncatedStage,
-)
+from tcm.recipes.schema import DataSpec, Recipe
+from tcm.recipes.stages import Spec
+from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.recipes.stages.diffusion import DiffusionStage
+from tcm.recipes.stages.truncated import TruncatedStage
 
 
 def written(recipe: Recipe) -> Recipe:
@@ -107,21 +103,21 @@ def test_overrides() -> None:
     truncated = recipe.stages["truncated"]
     assert isinstance(truncated, TruncatedStage)
     assert (truncated.t_prime, truncated.compile, truncated.guard.on) == (0.5, True, False)
-    assert truncated.times == LogStudentTTimes(mean=0.0, std=0.2, nu=2.0)
-    assert truncated.distance == SquaredL2Distance()
+    assert truncated.times == LogStudentT(mean=0.0, std=0.2, nu=2.0)
+    assert truncated.distance == SquaredL2()
     assert recipe.stages["consistency"].steps == 1000
     assert recipe.data.path == "/some where/a=b.zip"
     assert (recipe.network.channels, recipe.network.channel_mult, recipe.seed) == (64, (1, 2), 3)
 
 
-@pytest.mark.parametrize("text", ["2024", "true", "[1]", "a\nb = 3", "1\nb = 3", '"2024"', "inf", "none"])
+@pytest.mark.parametrize("text", ["2024", "true", "[1]", "a\nb = 3", "1\nb = 3", '"2024"', "inf"])
 def test_text_stays_text(text: str) -> None:
     assert resolve("digits", [f"data.path={text}"]).data.path == text.strip('"')
 
 
 def test_another_kind_replaces_the_table() -> None:
     changes = ["truncated.times.kind=lognormal", "truncated.times.mean=0.5", "truncated.times.std=1"]
-    assert resolve("digits", changes).stages["truncated"].times == LogNormalTimes(mean=0.5, std=1.0)
+    assert resolve("digits", changes).stages["truncated"].times == LogNormal(mean=0.5, std=1.0)
     network = resolve("cifar10", ["network.kind=edm2", "network.channels=64"]).network
     assert (network.kind, network.blocks) == ("edm2", 3)
 

@@ -10,7 +10,7 @@ from tcm.method.solvers import heun
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.recipes.cost import estimate
 from tcm.recipes.resolve import resolve, shipped
-from tcm.recipes.schema import decay_of, network_of, objective_of, offset_of, time_range
+from tcm.recipes.schema import network_of, offset_of
 
 CIFAR10 = Pairs(Curriculum(2, 25_000, 0.999, 8), PseudoHuber(1e-8), inverse_delta)
 CIFAR10_HELD = Pairs(Curriculum(d=0, limit=0.999), PseudoHuber(1e-8), inverse_delta)
@@ -36,7 +36,7 @@ OBJECTIVES = {
 @pytest.mark.parametrize(("name", "stage"), OBJECTIVES)
 def test_objectives(name: str, stage: str) -> None:
     recipe = resolve(name)
-    assert objective_of(recipe, recipe.stages[stage]) == OBJECTIVES[name, stage]
+    assert recipe.stages[stage].build(recipe) == OBJECTIVES[name, stage]
 
 
 ADAM = ("adam", (0.9, 0.99), "inverse_sqrt")
@@ -64,8 +64,7 @@ def test_optimisation(name: str, stage_name: str) -> None:
         stage.schedule_reference,
         stage.precision,
     )
-    decays = [decay_of(average) for average in stage.averages]
-    assert decays == [ConstantDecay(0.9999) if name == "cifar10" else PowerDecay(6.94)]
+    assert stage.averages == (ConstantDecay(0.9999) if name == "cifar10" else PowerDecay(6.94),)
     assert stage.init == "previous"
     assert stage.accept_noise == (stage.precision == "fp16")
     # The reference's counter goes on from stage 1; where it starts with EDM2-XL is not known.
@@ -103,7 +102,7 @@ def test_small_recipes_distil_from_stage_0() -> None:
     for name in ("digits", "fashion-mnist", "cifar10-small"):
         recipe = resolve(name)
         assert recipe.stages["diffusion"].init == "scratch"
-        objective = objective_of(recipe, recipe.stages["consistency"])
+        objective = recipe.stages["consistency"].build(recipe)
         assert isinstance(objective, Consistency)
         assert objective.pairs.distillation == Distillation(heun, 1.0)
         assert objective.times.high == recipe.t_max
@@ -112,8 +111,8 @@ def test_small_recipes_distil_from_stage_0() -> None:
 def test_a_stage_in_the_words_of_the_method() -> None:
     recipe = resolve("digits", ["diffusion.label_dropout=0.1", "consistency.t_high=2.0", "consistency.dropout=0.3"])
     diffusion, consistency, truncated = recipe.stages.values()
-    assert objective_of(recipe, diffusion) == Diffusion(LogNormal(-1.2, 1.2, 0.002, 80), 0.1)
-    assert [time_range(recipe, stage) for stage in recipe.stages.values()] == [(0.002, 80), (0.002, 2), (1, 80)]
+    assert diffusion.build(recipe) == Diffusion(LogNormal(-1.2, 1.2, 0.002, 80), 0.1)
+    assert [stage.span(recipe) for stage in recipe.stages.values()] == [(0.002, 80), (0.002, 2), (1, 80)]
     assert network_of(recipe, diffusion) == recipe.network
     assert network_of(recipe, consistency) == recipe.network.model_copy(update={"dropout": 0.3})
     assert network_of(recipe, truncated).dropout == 0.0

@@ -45,12 +45,36 @@ WRONG_OVERRIDES = {
     "digits consistency.optimizer=sgd": "digits: consistency.optimizer='sgd' must be 'radam', 'adam' or 'adamw'",
     "digits consistency.betas=0.9": "digits: consistency.betas=0.9 must be a list, in brackets",
     "digits consistency.betas=[0.9,1.0]": "digits: consistency.betas[1]=1.0 must be less than 1",
-    "digits consistency.averages=[]": "digits: consistency.averages=() must have at least 1 item, not 0",
+    "digits consistency.averages=[]": "digits: consistency.averages=[] must have at least 1 item, not 0",
     "digits consistency.guard=off": "digits: consistency.guard='off' must be a table of keys",
     "digits consistency.objective=gan": (
-        "digits: consistency.objective='gan' must be one of 'diffusion', 'consistency', 'truncated'"
+        "digits: consistency.objective='gan' is unknown; use one of diffusion, consistency, truncated "
+        "(a class of your own is named module:Class)"
     ),
-    "digits network.kind=unet": "digits: network.kind='unet' must be one of 'ddpmpp', 'edm2'",
+    "digits network.kind=unet": (
+        "digits: network.kind='unet' is unknown; use one of ddpmpp, edm2 (a class of your own is named module:Class)"
+    ),
+    "digits network.kind=ddpm": (
+        "digits: network.kind='ddpm' is unknown; did you mean 'ddpmpp'? (a class of your own is named module:Class)"
+    ),
+    "digits network.kind=nowhere:UNet": (
+        "digits: network.kind='nowhere:UNet' cannot be imported (No module named 'nowhere'); "
+        "put its module on the Python path"
+    ),
+    "digits consistency.objective=json:JSONDecoder": (
+        "digits: consistency.objective='json:JSONDecoder' is not a subclass of Stage; name one that is"
+    ),
+    "digits truncated.curriculum.lmit=0.9": (
+        "digits: truncated.curriculum.lmit is not a known key; did you mean 'limit'?"
+    ),
+    "digits consistency.averages=[{kind='power',gama=3.0}]": (
+        "digits: consistency.averages[0].gama is not a known key; did you mean 'gamma'?"
+    ),
+    "digits consistency.averages=[{kind='powr'}]": (
+        "digits: consistency.averages[0].kind='powr' must be one of 'constant', 'power'"
+    ),
+    "digits truncated.times=3": "digits: truncated.times=3 must be a table of keys",
+    "digits data.path=none": "digits: data.path cannot be unset; give it a value",
     "digits truncated.times.kind=lognormal": "digits: truncated.times.mean is missing; add it",
     "digits data.channels=2": "digits: data.channels=2 must be 1 or 3",
     "digits t_max=inf": "digits: t_max=inf must be a finite number",
@@ -78,43 +102,62 @@ WRONG_OVERRIDES = {
         "digits: truncated.t_prime=0.001 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"
     ),
     "imagenet64-xl truncated.t_prime=2.0": (
-        "imagenet64-xl: second_time=1.526 must be at least truncated.t_prime=2.0 and below t_max=80.0, where the last "
-        "model is defined; change one of them"
+        "imagenet64-xl: second_time=1.526 must be at least 2, where the range of truncated begins, and below "
+        "t_max=80.0; change one of them"
     ),
     "digits second_time=0.821": (
-        "digits: second_time=0.821 must be at least truncated.t_prime=1.0 and below t_max=80.0, where the last model "
-        "is defined; change one of them"
+        "digits: second_time=0.821 must be at least 1, where the range of truncated begins, and below t_max=80.0; "
+        "change one of them"
     ),
     "digits t_min=90": "digits: t_min=90.0 must lie below t_max=80.0",
-    "digits consistency.t_high=90": "digits: consistency.t_high=90.0 must lie between t_min=0.002 and t_max=80.0",
-    "digits consistency.t_high=0.5": (
-        "digits: truncated.t_prime=1.0 asks the frozen stage 'consistency' for times from 0.6848 to 1.0, and it is "
-        "defined from 0.002 to 0.5; change t_prime or frozen"
+    "digits consistency.t_high=90": (
+        "digits: consistency.t_high=90.0 must lie between t_min=0.002 and t_max=80.0; "
+        "set it to 'none' to use the whole range"
     ),
-    "digits truncated.times.low=0.5": (
-        "digits: truncated.times.low=0.5 lies outside the stage's range from 1.0 to 80.0; "
+    "digits consistency.t_high=0.5": (
+        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, and the stage 'consistency' is defined "
+        "from 0.002 to 0.5; change one of the two ranges or name another model"
+    ),
+    "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 lies below t_prime=1; use low=1"),
+    "digits truncated.times.high=90.0": (
+        "digits: truncated.times.high=90.0 lies outside the stage's range from 1 to 80; "
+        "set it to 'none' to use the whole range"
+    ),
+    "digits consistency.times.low=0.001": (
+        "digits: consistency.times.low=0.001 lies outside the stage's range from 0.002 to 80; "
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.times.low=5.0 consistency.times.high=2.0": (
-        "digits: consistency.times.low=5.0 must lie below consistency.times.high=2.0"
+        "digits: consistency.times: times from low=5 to high=2 are no range; use 0 < low < high"
     ),
     "digits consistency.times.low=80.0": (
-        "digits: consistency: times from low=80 to high=80 are no range; use 0 < low < high"
+        "digits: consistency.times: times from low=80 to high=80 are no range; use 0 < low < high"
     ),
     "digits truncated.times={kind='lognormal',mean=-20,std=0.1}": (
-        "digits: truncated.times: LogNormal(mean=-20.0, std=0.1, low=1.0, high=80.0) has no probability between low "
-        "and high; move its mean towards them"
+        "digits: truncated.times: LogNormal(mean=-20.0, std=0.1, low=1.0, high=80.0, kind='lognormal') has no "
+        "probability between low and high; move its mean towards them"
     ),
     "digits t_min=1e-7": ("digits: t_min=1e-07 must lie above 1e-06, the lowest time of a pair; use 0.002"),
     # batches and schedules
-    "digits truncated.distance.c=0.0": "digits: truncated.distance.c=0.0 must be greater than 0",
-    "digits truncated.batch=4 truncated.boundary_fraction=0.9999999999": (
+    "digits truncated.distance.c=0.0": (
+        "digits: truncated.distance: c=0.0 must lie above 0, or equal images have no gradient; "
+        "use a small one such as 1e-8"
+    ),
+    "digits truncated.curriculum.limit=1": (
+        "digits: truncated.curriculum: Curriculum(q=2.0, d=0, limit=1.0, k=8.0) has no Δ_t above 0; "
+        "use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0"
+    ),
+    "digits truncated.w_b=-1": ("digits: truncated: w_b=-1, the weight of the boundary loss, must not lie below 0"),
+    "digits diffusion.label_dropout=1": (
+        "digits: diffusion: label_dropout=1 is no probability below 1; use 0 for none"
+    ),
+    "digits truncated.batch=4 truncated.rho=0.9999999999": (
         "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, and there must be at least one "
         "of each kind; use a batch of at least 2 or another rho"
     ),
-    "digits truncated.boundary_fraction=0.005": (
-        "digits: truncated.boundary_fraction=0.005 of batch=64 leaves no boundary sample, and training would "
-        "collapse; use batch=200 or more, or a larger boundary_fraction"
+    "digits truncated.rho=0.005": (
+        "digits: truncated: rho=0.005 of a batch of 64 gives 0 boundary samples, and there must be at least one "
+        "of each kind; use a batch of at least 200 or another rho"
     ),
     "digits truncated.accumulation=3": (
         "digits: truncated.batch=64 is not divisible by accumulation=3; use batch=63 or 66"
@@ -130,12 +173,8 @@ WRONG_OVERRIDES = {
     "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1000; shorten it",
     # stages that need one another
     "digits order=['diffusion','truncated']": (
-        "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', and a consistency model is needed "
-        "below t_prime; put a consistency stage before 'truncated'"
-    ),
-    "digits order=['truncated'] truncated.init=scratch truncated.teacher=none": (
-        "digits: truncated.init='scratch': a truncated stage goes on from a consistency model; put a consistency "
-        "stage before it, or use init='previous' and give a model with --init"
+        "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', which cannot be a frozen model; "
+        "put a stage that makes one before 'truncated', or use one of: init"
     ),
     "digits order=['diffusion','diffusion']": (
         "overrides: order=['diffusion', 'diffusion'] must be a list of stages, each once; all of them are "
@@ -153,27 +192,28 @@ WRONG_OVERRIDES = {
         "(a model folder needs a slash: ./difusion)"
     ),
     "digits truncated.teacher=consistency": (
-        "digits: truncated.teacher='consistency' is a consistency stage, which cannot be a teacher model; "
-        "use one of: diffusion, init, none"
+        "digits: truncated.teacher='consistency' is the consistency stage 'consistency', which cannot be a teacher "
+        "model; use one of: diffusion, init"
     ),
     "digits truncated.frozen=diffusion": (
-        "digits: truncated.frozen='diffusion' is a diffusion stage, which cannot be a frozen model; "
-        "use one of: consistency, previous"
+        "digits: truncated.frozen='diffusion' is the diffusion stage 'diffusion', which cannot be a frozen model; "
+        "use one of: consistency, previous, init"
     ),
     "digits consistency.init=truncated": (
         "digits: consistency.init='truncated' does not come before 'consistency'; "
-        "use one of: diffusion, previous, scratch"
+        "use one of: diffusion, previous, init, scratch"
     ),
     "cifar10 truncated.frozen=truncated": (
-        "cifar10: truncated.frozen='truncated' does not come before 'truncated'; use one of: consistency, previous"
+        "cifar10: truncated.frozen='truncated' does not come before 'truncated'; "
+        "use one of: consistency, previous, init"
     ),
     "digits stages.seed={objective='diffusion',steps=1,batch=1,learning_rate=0.1}": (
         "digits: 'seed' cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
     ),
     # labels
     "digits truncated.guidance=2.0": (
-        "digits: truncated.guidance=2.0 needs a teacher that also knows images without a label; "
-        "set diffusion.label_dropout=0.1 or guidance=1.0"
+        "digits: truncated.guidance needs a teacher that also knows images without a label; "
+        "set diffusion.label_dropout=0.1 or truncated.guidance=1.0"
     ),
     "cifar10 truncated.guidance=2.0": (
         "cifar10: truncated.guidance=2.0 needs a teacher; name a diffusion stage as teacher or set guidance=1.0"
@@ -228,9 +268,9 @@ WRONG_FILES = {
         "more.step is not a known key; did you mean 'steps'?"
     ),
     "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
-    "ratio_limit = 0.9\nt_prime = 1.2": (
-        "again.t_prime=1.2 asks the frozen stage 'truncated' for times from 0.8578 to 1.2, and it is defined from 1.0 "
-        "to 80.0; change t_prime or frozen"
+    "curriculum = { limit = 0.9 }\nt_prime = 1.2": (
+        "again.frozen='previous' is asked for times from 0.8578 to 1.2, and the stage 'truncated' is defined from 1 to "
+        "80; change one of the two ranges or name another model"
     ),
     "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",
 }

@@ -13,8 +13,9 @@ from torch import Tensor
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
+from tcm.method.conditions import Classes
 from tcm.method.objectives import Objective
-from tcm.recipes.schema import Recipe, objective_of
+from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
@@ -40,12 +41,13 @@ def begin(
     recipe = tiny_recipe(12, *overrides)
     spec = recipe.stages[stage]
     dataset = open_dataset("digits")
-    card = card_of(recipe, stage, dataset.shape, dataset.classes)
+    card = card_of(recipe, stage, dataset.shape, Classes(dataset.classes))
     torch.manual_seed(0)
     trainer = Trainer(
         spec,
-        wrap(objective_of(recipe, spec)),
+        wrap(spec.build(recipe)),
         {"student": Model.fresh(card).denoiser},
+        {"student": roles_of(recipe, stage)["student"]},
         ALONE,
         seed=(recipe.seed, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),
@@ -55,7 +57,9 @@ def begin(
     progress = StageProgress(Console(file=StringIO()), stage, spec.steps, None, None)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
-    return Fit(trainer, batches, card, folder, checkpoints, progress, metrics, []), StopRequest(patient=True)
+    return Fit(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(
+        patient=True
+    )
 
 
 def train(recipe: Recipe, folder: Path, settings: Settings = DEFAULTS, processes: Processes = ALONE) -> str:

@@ -31,7 +31,7 @@ def tiny(steps: int = 12, *overrides: str) -> list[str]:
     network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2", "t_max=10.0", "sigma_data=0.5"]
     words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=6"]
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
-    ours = [*network, *stages, "diffusion.warmup=1", "consistency.ratio_every=4"]
+    ours = [*network, *stages, "diffusion.warmup=1", "consistency.curriculum.d=4"]
     replaced = {override.partition("=")[0] for override in overrides}
     return [word for word in ours if word.partition("=")[0] not in replaced] + list(overrides)
 
@@ -115,8 +115,8 @@ class Launcher:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        places = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-        return [self.start(*arguments, environment=place) for place in places]
+        ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+        return [self.start(*arguments, environment=rank) for rank in ranks]
 
     def run_ranks(self, count: int, *arguments: str) -> list[tuple[int, str]]:
         """Exit code and output of each of `count` processes."""

@@ -85,7 +85,7 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     """Written, read into another trainer: the same tensors and the same position."""
     fit, _ = begin(tmp_path, "diffusion")
     fit.trainer.step(0, fit.batches.at(0))
-    fit.trainer.retry, fit.trainer.guard = 2, GuardState(scale=1 / 3, seen=7, in_a_row=1, skipped=4)
+    fit.trainer.retry, fit.trainer.learner.guard = 2, GuardState(scale=1 / 3, seen=7, in_a_row=1, skipped=4)
     checkpoints = Checkpoints(tmp_path / "kept", 2, ALONE)
     for step in (1, 5, 10, 100):
         checkpoints.save(fit.trainer.tensors(), fit.trainer.position(step))

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inprocess import begin, events, weights_of
 from launching import lines
-from tcm.recipes.fields import GuardSpec
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives import Batch, Losses, Models, Objective
+from tcm.recipes.stages import GuardSpec
 from tcm.training.guard import FIRST_JUDGED, GuardState, judge
 
 any_number = st.floats(min_value=0) | st.just(nan)
@@ -53,7 +53,7 @@ def test_the_scale_follows_the_mean_of_the_first_norms() -> None:
 
 
 @dataclass(frozen=True)
-class Ill:
+class Ill(Objective):
     """An objective whose loss is multiplied by `factor` at some steps; where `curable`, for the first noise only."""
 
     whole: Objective
@@ -61,8 +61,8 @@ class Ill:
     factor: float
     curable: bool = False
 
-    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Losses:
-        losses = self.whole.loss(models, batch, step, streams)
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        losses = self.whole.loss(models, batch, step, streams, turn)
         if step not in self.at or (self.curable and step in SEEN and float(losses.t[0]) != SEEN[step]):
             return losses
         SEEN.setdefault(step, float(losses.t[0]))
@@ -118,7 +118,7 @@ def test_goes_back_with_other_noise(tmp_path: Path) -> None:
         (4, "went back"),
     ]
     assert found[-1]["reason"] == "to step 4 with other noise: the loss is nan"
-    assert fit.trainer.guard.skipped == 3
+    assert fit.trainer.learner.guard.skipped == 3
     assert fit.trainer.retry == 1
     logged = [line["step"] for line in lines(tmp_path) if "loss" in line]
     assert logged == list(range(1, 13)), "each step once"

@@ -154,25 +154,25 @@ def test_a_missing_tracker(tmp_path: Path, name: TrackerName) -> None:
 
 
 def collapse_of(fit: Fit, folder: Path) -> list[dict]:
-    fit._sample(6)
+    fit._sample(6, fit.batches.at(0))
     return [event for event in events(folder) if event["event"] == "collapse"]
 
 
 def test_a_constant_model_is_a_collapse(tmp_path: Path) -> None:
     """c_skip x + c_out F with F = 0 gives nearly the same picture for every noise at T."""
     fit, _ = begin(tmp_path, "truncated", lambda objective: objective, "network.dropout=0.0")
-    for average in fit.trainer.averages:
+    for average in fit.trainer.learner.averages:
         for name, tensor in average.state_dict().items():
             if name.startswith("network.") and tensor.is_floating_point():
                 tensor.zero_()
     (event,) = collapse_of(fit, tmp_path)
     assert "one-step samples hardly differ" in event["reason"]
-    assert event["reason"].endswith("raise boundary_weight or boundary_fraction")
+    assert event["reason"].endswith("raise w_b or rho")
 
 
 def test_a_model_with_varied_samples_is_none(tmp_path: Path) -> None:
     fit, _ = begin(tmp_path, "truncated", lambda objective: objective)
-    for average in fit.trainer.averages:
+    for average in fit.trainer.learner.averages:
         for name, tensor in average.state_dict().items():
             if name.startswith("network.") and tensor.ndim == 4:
                 torch.nn.init.kaiming_normal_(tensor)

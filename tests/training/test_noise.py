@@ -1,7 +1,6 @@
 """What a precision other than fp32 does to a stage is measured when it begins, and refused where only noise is left."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from tcm.training.metrics import TIME_BINS
 from tcm.training.noise import BATCHES, FEWEST, Noise, measure_noise, read_noise
 from tcm.training.run import Settings
 
-STAGE_1 = ('order=["consistency"]', "consistency.teacher=none", "consistency.ratio_base=1000.0", "network.dropout=0.0")
-HARD = (*STAGE_1, "consistency.ratio_limit=0.999", "consistency.sample_every=0", "consistency.batch=96")
+STAGE_1 = ('order=["consistency"]', "consistency.teacher=none", "consistency.curriculum.d=0", "network.dropout=0.0")
+HARD = (*STAGE_1, "consistency.curriculum.limit=0.999", "consistency.sample_every=0", "consistency.batch=96")
 
 
 def noise_line(folder: Path) -> dict[str, Any]:
@@ -55,7 +54,7 @@ def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
         found = []
         for half in (False, True):
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-                both = [f(x + column(at, x) * draw.eps, at, loaded.labels) for at in (draw.t, r)]
+                both = [f(x + column(at, x) * draw.eps, at, micro.condition) for at in (draw.t, r)]
             found.append((both[0] - both[1]).flatten(1))
         cosines.append(cosine_similarity(*found))
         times.append(draw.t)
@@ -98,7 +97,7 @@ def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
         "truncated.t_prime=0.5", "network.dropout=0.3",
     )  # fmt: skip
     trainer = fit.trainer
-    trainer.models = replace(trainer.models, frozen=trainer.student)
+    trainer.models = {"student": trainer.student, "frozen": trainer.student}
     noise = measure_noise(trainer, fit.batches)
     assert noise.gradient == pytest.approx(1, abs=1e-5)
     assert [cosine for cosine in noise.pairs if cosine is not None] == pytest.approx(

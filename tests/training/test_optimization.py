@@ -7,10 +7,11 @@ import pytest
 import torch
 from inprocess import begin, train, unchanged
 from launching import lines, tiny_recipe
-from tcm.recipes.fields import DiffusionStage, Stage
 
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import offset_of
+from tcm.recipes.stages import Stage
+from tcm.recipes.stages.diffusion import DiffusionStage
 from tcm.training.optimization import build_optimizer, learning_rate
 
 
@@ -48,16 +49,16 @@ def test_a_run_continues_its_schedule(tmp_path: Path) -> None:
 def test_a_power_average_counts_from_the_offset(tmp_path: Path, offset: int) -> None:
     """θ̄ = β θ̄ + (1 − β) θ with β = (1 − 1/i)^(γ + 1) at i = offset + 1."""
     fit, _ = begin(tmp_path, "diffusion", unchanged, "diffusion.averages=[{kind='power', gamma=6.94}]")
-    trainer = fit.trainer
-    trainer.schedule_offset = offset
-    before = {name: tensor.double() for name, tensor in trainer.averages[0].state_dict().items()}
+    trainer, learner = fit.trainer, fit.trainer.learner
+    learner.schedule_offset = offset
+    before = {name: tensor.double() for name, tensor in learner.averages[0].state_dict().items()}
     trainer.step(0, fit.batches.at(0))
     beta = (1 - 1 / (offset + 1)) ** 7.94
     assert beta == pytest.approx(0.99994707 if offset else 0.0, abs=1e-8)
     moved = 0
     for name, parameter in trainer.student.named_parameters():
         expected = beta * before[name] + (1 - beta) * parameter.detach().double()
-        torch.testing.assert_close(trainer.averages[0].state_dict()[name].double(), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(learner.averages[0].state_dict()[name].double(), expected, rtol=0, atol=1e-6)
         moved += not torch.equal(parameter.detach().double(), before[name])
     assert moved > 10
 

@@ -8,7 +8,8 @@ from launching import tiny_recipe
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
-from tcm.recipes.schema import objective_of
+from tcm.method.conditions import Classes
+from tcm.recipes.schema import roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.start import card_of
 from tcm.training.trainer import StepRecord, Trainer
@@ -22,13 +23,14 @@ def two_steps(stage: str, device: torch.device, *overrides: str) -> list[StepRec
     recipe = tiny_recipe(12, *SETTINGS, *overrides)
     spec = recipe.stages[stage]
     dataset = open_dataset("digits")
-    card = card_of(recipe, stage, dataset.shape, dataset.classes)
+    card = card_of(recipe, stage, dataset.shape, Classes(dataset.classes))
     torch.manual_seed(0)
     denoisers = [Model.fresh(card).denoiser.to(device) for _ in range(3)]
     trainer = Trainer(
         spec,
-        objective_of(recipe, spec),
-        {**dict(zip(("student", "frozen", "teacher"), denoisers, strict=False))},
+        spec.build(recipe),
+        dict(zip(("student", "frozen", "teacher"), denoisers, strict=True)),
+        roles_of(recipe, stage),
         Processes(device),
         seed=(recipe.seed, stage),
         bin_edges=time_bins(recipe.t_min, recipe.t_max),
@@ -67,7 +69,7 @@ def test_the_device_of_this_test_refuses_to_mix() -> None:
 @pytest.mark.parametrize("kind", ["diffusion", "truncated"])
 def test_samples_on_another_device(kind: str) -> None:
     recipe = tiny_recipe(12, *SETTINGS)
-    model = Model.fresh(card_of(recipe, kind, (1, 8, 8), 10))
+    model = Model.fresh(card_of(recipe, kind, (1, 8, 8), Classes(10)))
     here = model.sample(3, steps=2, seed=7)
     with OtherDevice():
         elsewhere = model.to(ELSEWHERE).sample(3, steps=2, seed=7)

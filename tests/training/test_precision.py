@@ -12,8 +12,9 @@ from inprocess import begin, events, train
 from launching import losses, model_weights, tiny_recipe
 
 from tcm.foundation.randomness import SampleStreams
+from tcm.method.conditions import Classes, Labels
 from tcm.method.objectives import Batch, Losses, Models, Objective
-from tcm.networks import DDPMppConfig, EDM2Config, build_network
+from tcm.networks import DDPMppConfig, EDM2Config
 from tcm.training.precision import store_in_bfloat16
 
 LENGTH = ("diffusion.steps=60", "diffusion.sample_every=0", "diffusion.log_every=10", "diffusion.checkpoint_every=60")
@@ -35,14 +36,14 @@ def test_bf16_lands_near_fp32(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Overflowing:
+class Overflowing(Objective):
     """An objective whose gradient overflows at one step."""
 
     whole: Objective
     at: int
 
-    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Losses:
-        losses = self.whole.loss(models, batch, step, streams)
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        losses = self.whole.loss(models, batch, step, streams, turn)
         # The loss stays finite: it is the gradient that overflows.
         overflow = 1e38 * (losses.total - losses.total.detach()) if step == self.at else 0.0
         return replace(losses, total=losses.total + overflow)
@@ -60,10 +61,10 @@ def test_an_overflow_is_skipped_and_the_scale_falls(tmp_path: Path, guard: str) 
     )  # fmt: skip
     assert fit.trainer.step(0, fit.batches.at(0)).verdict == "good"
     before = {name: tensor.clone() for name, tensor in fit.trainer.student.state_dict().items()}
-    assert fit.trainer.scaler.get_scale() == 16
+    assert fit.trainer.learner.scaler.get_scale() == 16
     record = fit.trainer.step(1, fit.batches.at(1))
     assert record.verdict == ("skip" if guard == "true" else "good")
-    assert fit.trainer.scaler.get_scale() == 8
+    assert fit.trainer.learner.scaler.get_scale() == 8
     after = fit.trainer.student.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
 
@@ -84,7 +85,7 @@ def test_fp16_goes_on_with_its_scale(tmp_path: Path) -> None:
         assert fit.run(stop)
         (overflow,) = events(folder)
         assert overflow["reason"].startswith("the gradient norm is")
-        ends.append((fit.trainer.scaler.state_dict(), fit.trainer.tensors()))
+        ends.append((fit.trainer.learner.scaler.state_dict(), fit.trainer.tensors()))
     (state, tensors), (other_state, other_tensors) = ends
     assert state == other_state
     assert (state["scale"], state["_growth_tracker"]) == (8.0, 10)
@@ -98,7 +99,7 @@ NETWORKS = {"ddpmpp": DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, a
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
 def test_frozen_weights_in_bfloat16(config: DDPMppConfig | EDM2Config) -> None:
     """Half the memory, and in every other respect the network whose weights were rounded once: no noise."""
-    network = build_network(config, (1, 8, 8), 10).requires_grad_(False)
+    network = config.build((1, 8, 8), Classes(10)).requires_grad_(False)
     for parameter in network.parameters():
         parameter.copy_(torch.randn(parameter.shape) / 3)
     rounded = deepcopy(network)
@@ -106,7 +107,7 @@ def test_frozen_weights_in_bfloat16(config: DDPMppConfig | EDM2Config) -> None:
         parameter.copy_(parameter.bfloat16())
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     store_in_bfloat16(network)
-    arguments = (torch.randn(3, 1, 8, 8), torch.tensor([-1.5, 0.0, 1.0]), torch.tensor([1, 2, -1]), None)
+    arguments = (torch.randn(3, 1, 8, 8), torch.tensor([-1.5, 0.0, 1.0]), Labels(torch.tensor([1, 2, -1])), None)
     assert torch.equal(network(*arguments), rounded(*arguments))
     sizes = [sum(parameter.nbytes for parameter in one.parameters()) for one in (network, rounded)]
     assert sizes[0] * 2 == sizes[1]

@@ -8,11 +8,13 @@ import torch
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, lines, losses, tiny, tiny_recipe
 from PIL import Image
-from tcm.recipes.fields import ConsistencyStage, DataSpec, TruncatedStage
 
 import tcm
+from tcm.method.conditions import Classes
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe
+from tcm.recipes.schema import DataSpec, Recipe
+from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.recipes.stages.truncated import TruncatedStage
 from tcm.training.run import Settings
 from tcm.weights.exporting import export_state_dict
 from tcm.weights.importing import import_checkpoint
@@ -23,7 +25,7 @@ def test_a_finished_run(finished: Path) -> None:
     assert resolve(str(finished / "recipe.toml")) == tiny_recipe()
     for name, folder, (low, high) in zip(STAGES, FOLDERS, ((0.002, 10), (0.002, 10), (1, 10)), strict=True):
         card = tcm.Model.load(finished / folder / "model").card
-        assert (card.kind, card.t_min, card.t_max, card.classes) == (name, low, high, 10)
+        assert (card.kind, card.t_min, card.t_max, card.condition) == (name, low, high, Classes(10))
         assert (card.provenance.recipe, card.provenance.stage, card.provenance.step) == ("digits", name, 12)
         assert card.provenance.data == tcm.data.open_dataset("digits").content_hash()
         pictures = sorted((finished / folder / "samples").iterdir())
@@ -67,7 +69,7 @@ objective = "truncated"
 teacher = "diffusion"
 t_prime = 4.0
 learning_rate = 1e-3
-ratio_limit = 0.9
+curriculum = { limit = 0.9 }
 steps = 2
 batch = 16
 """
@@ -107,7 +109,7 @@ def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
     card = tcm.Model.load(finished / FOLDERS[0] / "model").card
     network = card.network.model_copy(update={"dropout": 0.0})
     source = tcm.Model.fresh(
-        card.model_copy(update={"network": network, "image_shape": (3, 8, 8), "classes": 0, "t_max": 80.0})
+        card.model_copy(update={"network": network, "image_shape": (3, 8, 8), "condition": None, "t_max": 80.0})
     )
     export_state_dict(source, tmp_path / "published.safetensors")
     import_checkpoint(tmp_path / "published.safetensors", "diffusion").model.save(tmp_path / "imported")

@@ -157,7 +157,7 @@ def test_classes_that_nobody_says(shards: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run")
     assert refusal(tmp_path, only, path, "image_shape=[1,16,16]").startswith(f"{path} has images of shape [1, 8, 8]")
     train(tiny_recipe(2, only, path, "classes=none", "conditional=false"), tmp_path / "run")
-    assert tcm.Model.load(tmp_path / "run" / STAGE / "model").card.classes == 0
+    assert tcm.Model.load(tmp_path / "run" / STAGE / "model").card.condition is None
 
 
 def test_no_labels(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _values() -> list[str]:
     for key, kind in VALUES:
         fields = dataclasses.fields(kind)
         shown = {field.name: "…" if field.default is dataclasses.MISSING else field.default for field in fields}
-        table = toml_value({name: value for name, value in shown.items() if value is not None})
+        table = toml_value(shown).replace('"…"', "…")
         first = (kind.__doc__ or "").splitlines()[0]
         lines.append(f"| {key} | `{table}` | {first} |")
     return [*lines, ""]

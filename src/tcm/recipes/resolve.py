@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, is_dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from os.path import normpath
@@ -57,8 +58,7 @@ def to_toml(recipe: Recipe) -> str:
     tables |= {f"stages.{name}": stage for name, stage in stages.items()}
     lines = [f"{key} = {toml_value(value)}" for key, value in tree.items()]
     for name, table in tables.items():
-        tags_first = sorted(table, key=lambda key: key not in TAGS)
-        lines += ["", f"[{name}]", *(f"{key} = {toml_value(table[key])}" for key in tags_first)]
+        lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in _tags_first(table))]
     return "\n".join(lines) + "\n"
 
 
@@ -82,8 +82,12 @@ def _by_stage(recipe: Recipe, names: Set[str]) -> Tree:
     return tree | {name: stage for name, stage in tree.pop("stages").items() if name in names}
 
 
+def _tags_first(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(table.items(), key=lambda item: item[0] not in TAGS)
+
+
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in table.items():
+    for key, value in _tags_first(table):
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
@@ -247,8 +251,9 @@ def toml_value(value: object) -> str:
         case BaseModel():
             return toml_value(value.model_dump())
         case Mapping():
-            ordered = sorted(value.items(), key=lambda item: item[0] not in TAGS)
-            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in ordered) + " }"
+            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in _tags_first(value)) + " }"
         case Sequence():
             return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if is_dataclass(value) and not isinstance(value, type):
+        return toml_value(asdict(value))
     raise AssertionError(f"a recipe holds no {type(value).__name__}")

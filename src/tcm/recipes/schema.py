@@ -131,10 +131,26 @@ def _check_offset(recipe: Recipe, name: str, stage: Stage) -> None:
 
 def _build(recipe: Recipe, name: str, stage: Stage) -> None:
     """Build the objective and its table of times: what the method refuses, a recipe cannot hold."""
+    low, high = stage.span(recipe)
+    if not recipe.t_min <= low < high <= recipe.t_max:
+        raise TcmError(
+            f"{name} trains on times from {low:g} to {high:g}, which must lie between t_min={recipe.t_min:g} and "
+            f"t_max={recipe.t_max:g}; change one of them"
+        )
     try:
-        stage.build(recipe).times.check()
+        times = stage.build(recipe).times
     except TcmError as error:
         raise TcmError(f"{name}: {error}") from error
+    for key, value in (("low", times.low), ("high", times.high)):
+        if value is not None and not low <= value <= high:
+            raise TcmError(
+                f"{name}.times.{key}={value} lies outside the stage's range from {low:g} to {high:g}; set it to 'none' "
+                f"to use the whole range"
+            )
+    try:
+        times.check()
+    except TcmError as error:
+        raise TcmError(f"{name}.times: {error}") from error
 
 
 def _check_whole(recipe: Recipe) -> None:
@@ -166,9 +182,10 @@ def _check_second_time(recipe: Recipe) -> None:
 
 def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     """A role's model must be known, and be of the right kind where an earlier stage makes it."""
-    fixed = ["previous", "init", *(["scratch"] if role.trained else [])]
     before = stages_before(recipe, name)
     fitting = [other for other in before if role.sampler in (None, recipe.stages[other].sampler)]
+    previous = ["previous"] if not before or before[-1] in fitting else []
+    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained else [])]
     source = source_stage(recipe, name, role)
     if role.knows_null and source is not None and not recipe.stages[source].learns_null:
         raise TcmError(
@@ -176,20 +193,20 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
             f"{source}.label_dropout=0.1 or {name}.guidance=1.0"
         )
     if source is None:
-        _check_name(recipe, name, role, [*fitting, *fixed])
+        _check_name(recipe, name, role, choices)
         return
     stage = recipe.stages[source]
     if source not in fitting:
         raise TcmError(
             f"{name}.{role.key}={role.source!r} is the {stage.objective} stage {source!r}, which cannot be a "
-            f"{role.key} model; use one of: {', '.join([*fitting, *fixed])}"
+            f"{role.key} model; {'' if fitting else f'put a stage that makes one before {name!r}, or '}"
+            f"use one of: {', '.join(choices)}"
         )
     low, high = stage.span(recipe)
-    if (role.lowest is not None and role.lowest < low) or (role.highest is not None and role.highest > high):
-        asked = " to ".join(f"{t:.4g}" for t in (role.lowest, role.highest) if t is not None)
+    if asked := role.missing(low, high):
         raise TcmError(
-            f"{name} asks its {role.key} model, the stage {source!r}, for times of {asked}, and it is defined from "
-            f"{low:g} to {high:g}; change one of them"
+            f"{name}.{role.key}={role.source!r} is asked for {asked}, and the stage {source!r} is defined "
+            f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
 
 

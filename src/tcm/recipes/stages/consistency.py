@@ -74,6 +74,14 @@ class ConsistencyStage(PairsStage):
     def span(self, setting: Setting) -> tuple[float, float]:
         return setting.t_min, setting.t_max if self.t_high is None else self.t_high
 
+    def check(self, name: str, setting: Setting) -> None:
+        super().check(name, setting)
+        if self.t_high is not None and not setting.t_min < self.t_high <= setting.t_max:
+            raise TcmError(
+                f"{name}.t_high={self.t_high} must lie between t_min={setting.t_min} and t_max={setting.t_max}; "
+                f"set it to 'none' to use the whole range"
+            )
+
     def build(self, setting: Setting) -> Consistency:
         return Consistency(self.times.within(*self.span(setting)), self.pairs())
 

@@ -5,19 +5,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.objectives import TruncatedConsistency
 from tcm.method.times import LogStudentT
-from tcm.recipes.stages.base import Positive, Setting, Times
+from tcm.recipes.stages.base import Positive, Setting, Spec, Times
 from tcm.recipes.stages.consistency import PairsStage
 from tcm.recipes.stages.roles import Role
+
+# pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
+_CURRICULUM = TypeAdapter(Curriculum | None, config=Spec.model_config)
 
 
 def _at_its_limit(table: Any) -> Any:
     """A curriculum that leaves d out is at its limit throughout: what the paper does in stage 2."""
     if not isinstance(table, dict):
         return table
-    return TypeAdapter(Curriculum).validate_json(json.dumps({"d": 0} | table), strict=True)
+    return _CURRICULUM.validate_json(json.dumps({"d": 0} | table), strict=True)
 
 
 class TruncatedStage(PairsStage):
@@ -44,6 +48,14 @@ class TruncatedStage(PairsStage):
 
     def span(self, setting: Setting) -> tuple[float, float]:
         return self.t_prime, setting.t_max
+
+    def check(self, name: str, setting: Setting) -> None:
+        super().check(name, setting)
+        if not setting.t_min < self.t_prime < setting.t_max:
+            raise TcmError(
+                f"{name}.t_prime={self.t_prime} must lie between t_min={setting.t_min} and t_max={setting.t_max}; "
+                f"the paper uses 1.0"
+            )
 
     def build(self, setting: Setting) -> TruncatedConsistency:
         objective = TruncatedConsistency(
