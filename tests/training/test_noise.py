@@ -100,7 +100,7 @@ def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
         "truncated.t_prime=0.5", "network.dropout=0.3",
     )  # fmt: skip
     trainer = fit.trainer
-    trainer.models = replace(trainer.models, frozen=trainer.student)
+    trainer.models = {"student": trainer.student, "frozen": trainer.student}
     noise = measure_noise(trainer, fit.batches)
     assert noise.gradient == pytest.approx(1, abs=1e-5)
     assert [cosine for cosine in noise.pairs if cosine is not None] == pytest.approx(

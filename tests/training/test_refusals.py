@@ -9,6 +9,7 @@ from PIL import Image
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import join
+from tcm.method.conditions import Classes
 from tcm.networks import EDM2Config
 from tcm.recipes.schema import Recipe
 from tcm.training.run import Settings
@@ -23,7 +24,7 @@ def saved_model(folder: Path, stage: str, recipe: Recipe | None = None, classes:
     """An untrained model of a stage."""
     recipe = recipe or tiny_recipe()
     shape = recipe.image_shape or (1, 8, 8)
-    Model.fresh(card_of(recipe, stage, shape, classes)).save(folder / "model")
+    Model.fresh(card_of(recipe, stage, shape, Classes(classes))).save(folder / "model")
     return str(folder / "model")
 
 
@@ -81,7 +82,7 @@ def test_an_init_of_another_network(tmp_path: Path) -> None:
 
 
 def test_an_init_of_another_kind_of_network(tmp_path: Path) -> None:
-    card = card_of(tiny_recipe(), "diffusion", (1, 8, 8), 10)
+    card = card_of(tiny_recipe(), "diffusion", (1, 8, 8), Classes(10))
     other = EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=())
     Model.fresh(card.model_copy(update={"network": other})).save(tmp_path / "model")
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, str(tmp_path / "model"))
@@ -90,7 +91,10 @@ def test_an_init_of_another_kind_of_network(tmp_path: Path) -> None:
 
 def test_an_init_of_other_classes(tmp_path: Path) -> None:
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, saved_model(tmp_path, "diffusion", classes=3))
-    assert message == "consistency.init=previous has classes 3, and this recipe needs 10; make them the same"
+    assert (
+        message
+        == "consistency.init=previous has condition 3 classes, and this recipe needs 10 classes; make them the same"
+    )
 
 
 def test_an_init_of_another_shape(tmp_path: Path) -> None:
@@ -107,28 +111,30 @@ def test_dropout_may_differ(tmp_path: Path) -> None:
 def test_a_frozen_model_that_is_not_defined_there(tmp_path: Path) -> None:
     frozen = saved_model(tmp_path, "truncated", tiny_recipe(4, "truncated.t_prime=2.0", "second_time=2.0"))
     message = refusal(tiny_recipe(4, *STAGE_2), tmp_path, frozen)
-    assert message.startswith("t_prime=1 asks truncated.frozen=previous for t from 0.68")
-    assert message.endswith("and it is defined on [2, 10]; choose t_prime inside that range")
+    assert message == (
+        "truncated.frozen=previous is asked for times from 0.6848 to 1, and it is defined from 2 to 10; change one of "
+        "the two ranges or name another model"
+    )
 
 
 def test_a_frozen_model_must_be_a_consistency_model(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(4, *STAGE_2), tmp_path, saved_model(tmp_path, "diffusion")) == (
-        "truncated.frozen=previous is a diffusion model, and a consistency model is needed below t_prime; train a "
-        "consistency stage first"
+        "truncated.frozen=previous is a diffusion model, and this stage needs a consistency model there; name another"
     )
 
 
 def test_a_teacher_must_be_a_diffusion_model(tmp_path: Path) -> None:
     recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init")
     assert refusal(recipe, tmp_path, saved_model(tmp_path, "consistency")) == (
-        "consistency.teacher=init is a consistency model, and only a diffusion model can teach; name another"
+        "consistency.teacher=init is a consistency model, and this stage needs a diffusion model there; name another"
     )
 
 
 def test_a_teacher_must_know_all_times(tmp_path: Path) -> None:
     recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init", "t_max=20.0")
     assert refusal(recipe, tmp_path, saved_model(tmp_path, "diffusion")) == (
-        "consistency.teacher=init is defined up to t_max=10, below 20; lower t_max"
+        "consistency.teacher=init is asked for times up to 20, and it is defined from 0.002 to 10; change one of the "
+        "two ranges or name another model"
     )
 
 
@@ -147,7 +153,7 @@ def test_a_later_stage_is_checked_before_the_first(tmp_path: Path, monkeypatch: 
         "truncated.frozen=./nowhere": "./nowhere is not a folder; give a model folder",
         "truncated.frozen=wide/model": "truncated.frozen=wide/model has network.channels 16, and this recipe needs 8;",
         "truncated.init=wide/model": "truncated.init=wide/model has network.channels 16, and this recipe needs 8;",
-        "truncated.teacher=other/model": "truncated.teacher=other/model is a consistency model, and only a diffusion",
+        "truncated.teacher=other/model": "truncated.teacher=other/model is a consistency model, and this stage needs",
         "truncated.frozen=cut/model": "cut/model/model.safetensors is damaged",
         "truncated.frozen=empty/model": "empty/model/model.safetensors does not exist;",
     }.items():

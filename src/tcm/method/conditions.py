@@ -105,6 +105,9 @@ class Classes:
         if self.count < 1:
             raise TcmError(f"count={self.count} classes are none; leave the condition out")
 
+    def __str__(self) -> str:
+        return f"{self.count} classes"
+
     def choose(self, choice: Sequence[int] | int, count: int) -> Labels:
         """What a user chose for `count` images: a label for each, or one for all."""
         chosen = torch.tensor([choice] * count if isinstance(choice, int) else list(choice), dtype=torch.long)

@@ -203,10 +203,9 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
             f"use one of: {', '.join(choices)}"
         )
     low, high = stage.span(recipe)
-    if (role.lowest is not None and role.lowest < low) or (role.highest is not None and role.highest > high):
-        asked = " to ".join(f"{t:.4g}" for t in (role.lowest, role.highest) if t is not None)
+    if asked := role.missing(low, high):
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is asked for times of {asked}, and the stage {source!r} is defined "
+            f"{name}.{role.key}={role.source!r} is asked for {asked}, and the stage {source!r} is defined "
             f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
 

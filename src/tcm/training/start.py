@@ -142,10 +142,10 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
                 f"{what} has {field} {found.get(field)}, and this recipe needs {needed[field]}; make them the same"
             )
     low, high = given.t_min, given.t_max
-    if (role.lowest is not None and role.lowest < low) or (role.highest is not None and role.highest > high):
-        asked = " to ".join(f"{t:.4g}" for t in (role.lowest, role.highest) if t is not None)
+    if asked := role.missing(low, high):
         raise TcmError(
-            f"{what} is asked for times of {asked}, and it is defined from {low:g} to {high:g}; change one of them"
+            f"{what} is asked for {asked}, and it is defined from {low:g} to {high:g}; change one of the two ranges or "
+            f"name another model"
         )
 
 
@@ -156,4 +156,4 @@ def _traits(card: ModelCard, fields: set[str], network: bool) -> dict[str, objec
         traits["network.kind"] = card.network.kind
         keys = card.network.model_dump(exclude={"dropout"})
         traits |= {f"network.{key}": value for key, value in keys.items()}
-    return traits | card.model_dump(include=fields)
+    return traits | {field: getattr(card, field) for field in sorted(fields)}

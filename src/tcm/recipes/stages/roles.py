@@ -29,6 +29,17 @@ class Role:
     same_network: bool = True
     precision: Literal["fp32", "bf16"] = "fp32"
 
+    def missing(self, low: float, high: float) -> str | None:
+        """The times that the stage asks for, if a model that is defined on [low, high] does not know them all.
+
+        >>> Role("teacher", "init", highest=80.0).missing(0.002, 10.0)
+        'times up to 80'
+        """
+        known = (self.lowest is None or self.lowest >= low) and (self.highest is None or self.highest <= high)
+        begin = "" if self.lowest is None else f" from {self.lowest:.4g}"
+        end = "" if self.highest is None else f" {'' if begin else 'up '}to {self.highest:.4g}"
+        return None if known else f"times{begin}{end}"
+
 
 @dataclass(frozen=True)
 class Turn:
