@@ -14,7 +14,7 @@ from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tin
 
 import tcm
 
-STEPS = int(os.environ.get("TCM_STEPS", "8"))
+STEPS = int(os.environ.get("TCM_STEPS", "5"))
 PLAIN = ["network.dropout=0.0", *(f"{stage}.log_every=1" for stage in STAGES)]
 QUIET = [f"{stage}.{word}" for stage in STAGES for word in ("sample_every=0", "checkpoint_every=100")]
 EDM2 = 'network={kind="edm2", channels=16, channel_mult=[1, 2], blocks=1, attention=[], dropout=0.2}'
