@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tcm.data import open_dataset
 from tcm.evaluation.features import Detector, load_detector
-from tcm.evaluation.metrics import kernel_distance
+from tcm.evaluation.formulas import kernel_distance
 from tcm.evaluation.statistics import Statistics, frechet_distance
 from tcm.foundation.files import atomic_write
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Settings, interleave, ratio, spread
-from tcm.evaluation import inception, published
+from tcm.evaluation import inception
 from tcm.evaluation.features import load_detector
 
 TITLE = "Inception features against the published TorchScript"
@@ -20,7 +20,7 @@ SCRIPT_BATCHES = (2, 4, 8)
 def measure(settings: Settings) -> list[Row]:
     count = 4 if settings.quick else 8
     pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    script = torch.jit.freeze(torch.jit.load(str(published.inception_file())).eval())
+    script = torch.jit.freeze(torch.jit.load(str(inception_weights.inception_file())).eval())
     detector, half = load_detector("inception"), load_detector("inception", precision="bf16")
 
     def scripted(part: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from tcm.foundation.progress import progress_of_stages
 from tcm.foundation.signals import StopRequest
 from tcm.method.objectives import Consistency, Draw
 from tcm.training.checkpoint import Checkpoints
-from tcm.training.fit import Fit
 from tcm.training.guard import GuardState, judge
 from tcm.training.metrics import MetricsFile, Window
+from tcm.training.stage_loop import StageLoop
 from tcm.training.trainer import Trainer
 from tcm.weights import ModelCard
 
@@ -85,7 +85,7 @@ def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[
     ):
         checkpoints = Checkpoints(Path(folder) / "state", 1, training.processes)
         data, progress = batches(recipe, "consistency"), show("consistency", steps)
-        fit = Fit(training, data, card, recipe.t_max, Path(folder), checkpoints, progress, metrics, [])
+        fit = StageLoop(training, data, card, recipe.t_max, Path(folder), checkpoints, progress, metrics, [])
         fit.run(StopRequest(patient=False))
     whole = [after - before for before, after in pairwise(begun[1:])]
     return whole, inner[1:-1]

@@ -14,7 +14,7 @@ from benchmarks.cases import Case, ddpmpp, small
 from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio
 from benchmarks.sampling import fresh
 from benchmarks.stages import steps
-from tcm.evaluation.sampling import Sampling, generate
+from tcm.evaluation.generation import Sampling, generate
 from tcm.method.preconditioning import Masks
 from tcm.networks.ddpmpp import Block
 from tcm.networks.layers import Resample, drop, resample

@@ -7,7 +7,7 @@ import torch
 import tcm
 from benchmarks.cases import Case, condition_of, ddpmpp, small
 from benchmarks.harness import Row, Settings, Times, interleave, ratio, spread
-from tcm.evaluation.sampling import Sampling, generate, sampling_batch
+from tcm.evaluation.generation import Sampling, generate, sampling_batch
 
 TITLE = "one-step sampling against the bare network's forward pass"
 

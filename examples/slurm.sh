@@ -15,7 +15,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-STOPPED=75  # what a node ends with when it was told to stop
+STOPPED=75  # what a node ends with when it was asked to stop
 
 # What runs on each node. torchrun would not hand USR1 on, so this shell does.
 node='

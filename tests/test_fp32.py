@@ -20,7 +20,7 @@ from tcm.evaluation.features import load_detector
 from tcm.evaluation.references import reference_of
 from tcm.foundation.devices import best_device, fp32_products
 from tcm.report.drawing import observe_run
-from tcm.report.runs import read_run
+from tcm.report.records import read_run
 
 BACKENDS = torch.backends
 

@@ -9,7 +9,7 @@ from torchmetrics.image.kid import KernelInceptionDistance
 
 from tcm.data import open_dataset
 from tcm.evaluation.features import load_detector
-from tcm.evaluation.metrics import kernel_distance
+from tcm.evaluation.formulas import kernel_distance
 from tcm.evaluation.references import observe
 from tcm.evaluation.statistics import frechet_distance
 

@@ -16,9 +16,9 @@ from tcm.data import ArrayDataset, open_dataset
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate, evaluate_model
 from tcm.evaluation.features import Detector, load_detector
+from tcm.evaluation.generation import Sampling, generate, parse_seeds, parse_times, quantise, sampling_batch
 from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import Reference, observe, published_reference, reference_of
-from tcm.evaluation.sampling import Sampling, generate, parse_seeds, parse_times, quantise, sampling_batch
 from tcm.foundation.errors import TcmError, TcmWarning
 
 ME = Subject("me", "0" * 64)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcm.data import open_dataset
-from tcm.evaluation import digits, inception, published
+from tcm.evaluation import digits, inception
 from tcm.evaluation.features import DIGITS_FILE, load_detector, weights_hash
 from tcm.foundation.errors import TcmError
 
@@ -79,7 +79,7 @@ def test_resize_builds_its_matrices_once_for_each_size() -> None:
 @pytest.fixture(scope="module")
 def inception_file() -> Path:
     try:
-        return published.inception_file()
+        return inception_weights.inception_file()
     except TcmError as error:
         pytest.skip(f"the Inception weights cannot be had here: {error}")
 
@@ -89,7 +89,7 @@ def test_inception_features_agree_with_the_published_torchscript(inception_file:
     x = (inception.resize(images.float()) - 128) / 128
     script = torch.jit.load(str(inception_file)).eval()
     with torch.no_grad():
-        wants_pixels = inception_file.name == published.FILE
+        wants_pixels = inception_file.name == inception_weights.FILE
         expected = script(images, return_features=True) if wants_pixels else script(x)
     detector = load_detector("inception")
     found = detector.features(images)
@@ -151,6 +151,6 @@ def test_wrong_detectors_are_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_cached_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TCM_DATA", str(tmp_path))
-    (tmp_path / published.FILE).write_bytes(b"half a download")
+    (tmp_path / inception_weights.FILE).write_bytes(b"half a download")
     with pytest.raises(TcmError, match=r"SHA-256 .* delete it"):
         load_detector("inception")

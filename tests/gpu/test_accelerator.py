@@ -15,7 +15,7 @@ from tcm.foundation.processes import Processes
 from tcm.method.conditions import Labels
 from tcm.method.objectives import Draw
 from tcm.networks.layers import attend
-from tcm.weights.reference import load_denoiser
+from tcm.weights.edm_names import load_denoiser
 
 LOG_ALL = [f"{stage}.log_every=1" for stage in STAGES]
 SHORT = [*LOG_ALL, *(f"{stage}.sample_every=0" for stage in STAGES)]

@@ -10,7 +10,7 @@ from tcm import Batch, Consistency, Curriculum, Denoiser, Labels, LogStudentT, P
 from tcm.method.distances import inverse_c_out_squared, inverse_delta
 from tcm.method.objectives import Draw, Losses, f_trunc
 from tcm.method.preconditioning import column
-from tcm.weights.reference import load_denoiser
+from tcm.weights.edm_names import load_denoiser
 
 WEIGHTINGS = {"default": inverse_delta, "cout_sq": inverse_c_out_squared}
 

@@ -12,8 +12,8 @@ from tcm.data import open_dataset
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
+from tcm.evaluation.generation import Sampling
 from tcm.evaluation.references import reference_of
-from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import append_scores
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes

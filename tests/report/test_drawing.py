@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tcm.data import to_uint8
 from tcm.method.conditions import Classes
 from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise
-from tcm.report.runs import read_run
+from tcm.report.records import read_run
 from tcm.weights import Model
 
 

@@ -12,7 +12,7 @@ import torch
 from tcm.report import figures
 from tcm.report.drawing import observe_run
 from tcm.report.headline import denoising_curves
-from tcm.report.runs import RunRecord, read_run
+from tcm.report.records import RunRecord, read_run
 from tcm.training.starts import start_now
 
 

@@ -12,7 +12,7 @@ from tcm.cli.main import app
 from tcm.evaluation.scores import append_scores, read_scores
 from tcm.report.drawing import ObservedRun, observe_run
 from tcm.report.headline import denoising_curves, headline_rows, largest_group, value_text
-from tcm.report.runs import read_run
+from tcm.report.records import read_run
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from rich.console import Console
 from tcm.foundation.errors import TcmError
 from tcm.report.drawing import observe_run
 from tcm.report.headline import headline_rows
-from tcm.report.runs import read_run
+from tcm.report.records import read_run
 from tcm.report.terminal import headline_table, preview
 
 

@@ -19,9 +19,9 @@ from tcm.method.conditions import Classes
 from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.checkpoint import Checkpoints
-from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.run import Run, Settings
+from tcm.training.stage_loop import StageLoop
 from tcm.training.start import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model
@@ -36,7 +36,7 @@ def unchanged(objective: Objective) -> Objective:
 
 def begin(
     folder: Path, stage: str, wrap: Callable[[Objective], Objective] = unchanged, *overrides: str
-) -> tuple[Fit, StopRequest]:
+) -> tuple[StageLoop, StopRequest]:
     """A stage without helpers, ready to run in `folder`."""
     recipe = tiny_recipe(12, *overrides)
     spec = recipe.stages[stage]
@@ -57,7 +57,7 @@ def begin(
     progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
-    return Fit(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(
+    return StageLoop(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(
         patient=True
     )
 
@@ -74,6 +74,6 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines(folder) if "event" in line]
 
 
-def weights_of(fit: Fit) -> dict[str, Tensor]:
+def weights_of(fit: StageLoop) -> dict[str, Tensor]:
     """The student's weights."""
     return fit.trainer.student.state_dict()

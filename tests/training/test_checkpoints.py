@@ -59,7 +59,7 @@ def test_a_damaged_newest_checkpoint(
     said = train(tiny_recipe(), run)
     assert f"{stage}/state/step-12 is damaged" in said
     assert reason in said
-    assert "going on from step 8" in said
+    assert "resuming from step 8" in said
     assert [event["event"] for event in events(stage) if event["event"] == "damaged"] == ["damaged"]
     assert fingerprint(run) == fingerprint(finished)
 
@@ -86,7 +86,7 @@ def test_a_damaged_share_of_a_checkpoint(launcher: Launcher, tmp_path: Path, rea
     ended = launcher.run_ranks(readers, *arguments, "--run", str(run))
     assert [code for code, _ in ended] == [0] * readers, ended
     assert f"step-4 is damaged ({second.name} does not match its checksum) and left out" in ended[0][1]
-    assert "going on from step 2" in ended[0][1]
+    assert "resuming from step 2" in ended[0][1]
 
 
 def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
     (state / "step-old").mkdir()
     (state / "damaged-step-12").mkdir()
     (state / ".writing-12").mkdir()
-    assert "going on from step 0" in train(tiny_recipe(), run)
+    assert "resuming from step 0" in train(tiny_recipe(), run)
     (state / "step-old").rmdir()
     assert fingerprint(run) == fingerprint(finished)
     assert not (state / ".writing-12").exists()

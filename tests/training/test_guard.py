@@ -17,6 +17,8 @@ from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.recipes.stages import GuardSpec
 from tcm.training.guard import FIRST_JUDGED, GuardState, judge
 
+NO_SAMPLES = "diffusion.sample_every=0"
+
 any_number = st.floats(min_value=0) | st.just(nan)
 states = st.builds(GuardState, st.floats(1e-3, 1e3), st.integers(0, 200), st.integers(0, 9), st.integers(0, 100))
 
@@ -79,7 +81,8 @@ def _forget() -> None:
 
 @pytest.mark.parametrize("factor", [nan, inf])
 def test_bad_losses_are_skipped(tmp_path: Path, factor: float) -> None:
-    fit, stop = begin(tmp_path, "diffusion", lambda objective: Ill(objective, frozenset({3, 5}), factor))
+    wrap = lambda objective: Ill(objective, frozenset({3, 5}), factor)  # noqa: E731
+    fit, stop = begin(tmp_path, "diffusion", wrap, NO_SAMPLES)
     assert fit.run(stop)
     skipped = [event for event in events(tmp_path) if event["event"] == "skipped"]
     assert [event["step"] for event in skipped] == [4, 6]
@@ -95,6 +98,7 @@ def test_a_gradient_spike_is_skipped(tmp_path: Path) -> None:
         f"diffusion.steps={FIRST_JUDGED + 4}",
         "diffusion.checkpoint_every=100",
         "diffusion.batch=4",
+        NO_SAMPLES,
     )
     assert fit.run(stop)
     (spike,) = events(tmp_path)
@@ -110,6 +114,7 @@ def test_goes_back_with_other_noise(tmp_path: Path) -> None:
         lambda objective: Ill(objective, frozenset({5, 6, 7}), nan, curable=True),
         "diffusion.guard.patience=3",
         "diffusion.log_every=1",
+        NO_SAMPLES,
     )
     assert fit.run(stop)
     found = events(tmp_path)
@@ -131,6 +136,7 @@ def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
         lambda objective: Ill(objective, frozenset(range(5, 12)), nan),
         "diffusion.guard.patience=2",
         "diffusion.guard.retries=2",
+        NO_SAMPLES,
     )
     with pytest.raises(
         TcmError, match=r"does not recover: the loss is nan, 2 times in a row, also after 2 returns"
@@ -147,6 +153,7 @@ def test_no_checkpoint_is_kept_of_a_bad_moment(tmp_path: Path) -> None:
         "diffusion",
         lambda objective: Ill(objective, frozenset({6, 7, 8}), nan, curable=True),
         "diffusion.guard.patience=3",
+        NO_SAMPLES,
     )
     assert fit.run(stop)
     assert (events(tmp_path)[-1]["event"], events(tmp_path)[-1]["step"]) == ("went back", 4)
@@ -155,9 +162,9 @@ def test_no_checkpoint_is_kept_of_a_bad_moment(tmp_path: Path) -> None:
 def test_guard_off_lets_nan_in_and_resumes(tmp_path: Path) -> None:
     """As asked for; and the checkpoints can still be read."""
     wrap = lambda objective: Ill(objective, frozenset({5}), nan)  # noqa: E731
-    fit, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", "diffusion.sample_every=0")
+    fit, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", NO_SAMPLES)
     assert fit.run(stop)
     assert events(tmp_path) == []
     assert not all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(fit).values())
-    again, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", "diffusion.sample_every=0")
+    again, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", NO_SAMPLES)
     assert again.run(stop)

@@ -1,7 +1,6 @@
 """What a precision other than fp32 does to a stage is measured when it begins, and refused where only noise is left."""
 
 import json
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Consistency
 from tcm.method.preconditioning import column
 from tcm.recipes.resolve import resolve
-from tcm.training.fit import Fit
 from tcm.training.metrics import TIME_BINS
 from tcm.training.noise import BATCHES, FEWEST, Noise, measure_noise, read_noise
 from tcm.training.run import Settings
+from tcm.training.stage_loop import StageLoop
 
 STAGE_1 = ('order=["consistency"]', "consistency.teacher=none", "consistency.curriculum.d=0", "network.dropout=0.0")
 HARD = (*STAGE_1, "consistency.curriculum.limit=0.999", "consistency.sample_every=0", "consistency.batch=96")
@@ -32,7 +31,7 @@ def noise_line(folder: Path) -> dict[str, Any]:
     return line
 
 
-def trained_fit(folder: Path, *overrides: str) -> Fit:
+def trained_fit(folder: Path, *overrides: str) -> StageLoop:
     """Stage 1 with the weights of the digits model that comes with the package."""
     shipped = tcm.load("digits")
     network = [f"network.channels={shipped.card.network.channels}", "sigma_data=0.75", "t_max=80.0"]

@@ -14,7 +14,7 @@ from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tin
 
 import tcm
 
-STEPS = int(os.environ.get("TCM_STEPS", "8"))
+STEPS = int(os.environ.get("TCM_STEPS", "5"))
 PLAIN = ["network.dropout=0.0", *(f"{stage}.log_every=1" for stage in STAGES)]
 QUIET = [f"{stage}.{word}" for stage in STAGES for word in ("sample_every=0", "checkpoint_every=100")]
 EDM2 = 'network={kind="edm2", channels=16, channel_mult=[1, 2], blocks=1, attention=[], dropout=0.2}'
@@ -62,7 +62,7 @@ def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_
         command.wait()
     code, text = launcher.run("train", str(run))
     assert code == 0, text
-    assert "0-diffusion: going on from step" in sharing[0].text
+    assert "0-diffusion: resuming from step" in sharing[0].text
     compare(run, alone)
 
 
@@ -85,7 +85,7 @@ def test_three_processes_resume_bit_for_bit(launcher: Launcher, tmp_path: Path, 
     shutil.rmtree(resumed / FOLDERS[0] / "model")
     shutil.rmtree(resumed / FOLDERS[0] / "state" / "step-4")
     ended = launcher.run_ranks(3, "train", str(resumed), *options)
-    assert "going on from step 2" in ended[0][1]
+    assert "resuming from step 2" in ended[0][1]
     assert fingerprint(resumed) == fingerprint(whole)
 
 

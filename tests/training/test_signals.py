@@ -114,6 +114,6 @@ def test_torchrun_restarts_a_killed_process(tmp_path: Path, finished: Path) -> N
         children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
         assert torchrun.wait() == 0, (tmp_path / "output.txt").read_text()
-    assert "going on from step" in (tmp_path / "output.txt").read_text()
+    assert "resuming from step" in (tmp_path / "output.txt").read_text()
     for folder in FOLDERS:
         assert losses(run / folder) == pytest.approx(losses(finished / folder), rel=1e-4)

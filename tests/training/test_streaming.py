@@ -72,7 +72,7 @@ def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path
         assert command.wait() == expected, command.text
     code, text = launcher.run("train", str(run))
     assert code == 0, text
-    assert "going on from step" in text
+    assert "resuming from step" in text
     assert at_the_end(run) == at_the_end(undisturbed)
     assert lines(run / STAGE) == lines(undisturbed / STAGE)
     position = json.loads((run / STAGE / "state" / f"step-{STEPS}" / "position.json").read_text())["data"]

@@ -23,7 +23,7 @@ def demo(
     from rich.text import Text
 
     from tcm.data.pixels import to_uint8
-    from tcm.evaluation.runs import Plan, measure_stage, unmeasured_stages
+    from tcm.evaluation.whole_run import Plan, measure_stage, unmeasured_stages
     from tcm.foundation.processes import join
     from tcm.foundation.workers import Job
     from tcm.recipes.folders import stage_folders
@@ -64,7 +64,7 @@ def show(run: Path, model: Path) -> str:
     from tcm.report.drawing import observe_run
     from tcm.report.headline import headline_rows
     from tcm.report.page import write_report
-    from tcm.report.runs import read_run
+    from tcm.report.records import read_run
     from tcm.report.terminal import headline_table
 
     report = run / "report.html"

@@ -47,8 +47,8 @@ def evaluation(
     from tcm.evaluation.denoising import denoising_distances, model_denoise
     from tcm.evaluation.evaluate import check_detector, model_subject, needs_reference_features
     from tcm.evaluation.features import load_detector
+    from tcm.evaluation.generation import parse_times
     from tcm.evaluation.references import PAPERS_COUNT
-    from tcm.evaluation.sampling import parse_times
     from tcm.evaluation.scores import append_scores, compare, read_scores
     from tcm.foundation.processes import join
     from tcm.weights import load
@@ -103,8 +103,8 @@ def best_times(
 
     from tcm.cli import scoring
     from tcm.evaluation.features import load_detector
-    from tcm.evaluation.sampling import parse_times
-    from tcm.evaluation.times import save_plot, save_second_time, search_time, time_grid
+    from tcm.evaluation.generation import parse_times
+    from tcm.evaluation.second_time import save_plot, save_second_time, search_time, time_grid
     from tcm.foundation.processes import join
     from tcm.weights import load
 

@@ -55,7 +55,7 @@ app.command("export")(export_weights)
 
 
 def main() -> None:
-    """Entry point of the `tcm` command: what a user can mend is one line and exit code 2."""
+    """Entry point of the `tcm` command: what a user can fix is one line and exit code 2."""
     try:
         app()
     except TcmError as error:

@@ -19,7 +19,7 @@ def report(
 
     from tcm.report.drawing import observe_run
     from tcm.report.page import write_report
-    from tcm.report.runs import read_runs
+    from tcm.report.records import read_runs
 
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     records = read_runs(runs)

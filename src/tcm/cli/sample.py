@@ -14,7 +14,7 @@ from tcm.foundation.errors import TcmError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tcm.evaluation.sampling import Sampling
+    from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
 
 Precision = Literal["fp32", "bf16"]
@@ -41,8 +41,8 @@ def sample(
     """Draw images: the same image for the same seed, whatever the batch, the number of processes or the output."""
     from rich.console import Console
 
+    from tcm.evaluation.generation import generate, parse_seeds
     from tcm.evaluation.output import check_output, write_samples
-    from tcm.evaluation.sampling import generate, parse_seeds
     from tcm.evaluation.sharing import share
     from tcm.foundation.processes import join
     from tcm.weights import load
@@ -66,7 +66,7 @@ def sample(
 
 def sampling_of(steps: int | None, times: str | None, label: int | None, precision: Precision = "fp32") -> Sampling:
     """The options as one value."""
-    from tcm.evaluation.sampling import Sampling, parse_times
+    from tcm.evaluation.generation import Sampling, parse_times
 
     if steps is not None and times is not None:
         raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")

@@ -11,6 +11,7 @@ from tcm.cli.sample import shown
 from tcm.data import Dataset, Stream, open_data, open_dataset
 from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
+from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import (
     Reference,
@@ -20,7 +21,6 @@ from tcm.evaluation.references import (
     reference_of,
     stream_reference,
 )
-from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Comparison, Score
 from tcm.evaluation.sharing import share, shared_hash
 from tcm.foundation.errors import TcmError

@@ -14,7 +14,9 @@ def train(
         str, typer.Argument(help="A shipped recipe (see `tcm recipes`), a TOML file, or a run's folder.")
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=1.5`.")] = None,
-    run: Annotated[Path | None, typer.Option(help="The run's folder; an existing run goes on. [runs/RECIPE]")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; an existing run is resumed. [runs/RECIPE]")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="The data set or stream:…, in place of the recipe's `data.path`.")
     ] = None,
@@ -31,7 +33,7 @@ def train(
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log there.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
-    """Train the stages of a recipe; called again, go on where it stopped."""
+    """Train the stages of a recipe; called again, resume it."""
     from rich.console import Console
 
     from tcm.cli.costs import cost_table, scaling_table

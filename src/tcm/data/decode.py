@@ -67,7 +67,7 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
     except _DECODER_ERRORS as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise BrokenImage(
-            f"{name} cannot be read as an image ({reason}); mend or remove it, or pass --skip-broken"
+            f"{name} cannot be read as an image ({reason}); fix or remove it, or pass --skip-broken"
         ) from error
 
 

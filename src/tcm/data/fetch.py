@@ -104,7 +104,7 @@ def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
                 continue
         save_npz(path, splits)
         return Fetched(path, source.name)
-    raise TcmError(f"{name} could not be fetched ({'; '.join(failures)}); mend one of these ways and try again")
+    raise TcmError(f"{name} could not be fetched ({'; '.join(failures)}); fix one of these ways and try again")
 
 
 def _verify(splits: Splits, name: str, source: str) -> None:

@@ -118,7 +118,7 @@ def _read(place: Path) -> dict[str, str]:
 
 
 class BackgroundHash:
-    """A data set's hash, found while other work goes on; leaving the block gives it up.
+    """A data set's hash, found while other work is done; leaving the block gives it up.
 
     Images that must be decoded are hashed by another process: a thread would compete with the work for Python's lock.
 

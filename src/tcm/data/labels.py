@@ -23,7 +23,7 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> Labels |
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise TcmError(f"{source} is not valid JSON ({error}); mend or remove it") from error
+        raise TcmError(f"{source} is not valid JSON ({error}); fix or remove it") from error
     if not isinstance(content, dict):
         raise TcmError(
             f'{source} holds a {type(content).__name__}; it must be an object such as {{"labels": [["a.png", 0]]}}'
@@ -46,7 +46,7 @@ def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> Labels:
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TcmError(f"{source} is not a CSV file in UTF-8 ({error}); mend or remove it") from error
+        raise TcmError(f"{source} is not a CSV file in UTF-8 ({error}); fix or remove it") from error
     if not rows or rows[0].get("file") is None or rows[0].get("label") is None:
         raise TcmError(f"{source} needs a first line `file,label` and one line per image")
     found = {row["file"]: (row["label"] or "").strip() for row in rows}

@@ -162,9 +162,7 @@ def class_names_beside(folder: Path) -> tuple[str, ...]:
     try:
         names = json.loads(source.read_bytes()).get("class_names", [])
     except (ValueError, AttributeError, RecursionError) as error:
-        raise TcmError(
-            f"{source} is not the JSON object that belongs to shards ({error}); mend or remove it"
-        ) from error
+        raise TcmError(f"{source} is not the JSON object that belongs to shards ({error}); fix or remove it") from error
     return tuple(str(name) for name in names)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tcm.data import Dataset, to_float
+from tcm.evaluation.generation import quantise
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
-from tcm.evaluation.sampling import quantise
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.foundation.devices import fp32_products

@@ -8,12 +8,11 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from tcm.data.opening import data_folder
-from tcm.evaluation import published
 from tcm.evaluation.features import Detector, weights_hash
+from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
+from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.measurement import Measurement, Subject
-from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
 from tcm.evaluation.references import Observed, Reference, observe
-from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
@@ -35,7 +34,7 @@ def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
     if "is" in metrics and detector.head is None:
         raise TcmError(
             f"the detector {detector.name!r} has no class head, so it gives no Inception score; put the public "
-            f"{published.FILE} into {data_folder()} or give its path as the detector"
+            f"{inception_weights.FILE} into {data_folder()} or give its path as the detector"
         )
 
 

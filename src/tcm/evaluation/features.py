@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tcm.evaluation import inception, published
+from tcm.evaluation import inception
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
@@ -95,7 +95,7 @@ def load_detector(name: str, device: torch.device | str = "cpu", precision: str 
     if name == "digits":
         return _digits(device)
     if name == "inception":
-        return _torchscript(published.inception_file(), device, precision)
+        return _torchscript(inception_weights.inception_file(), device, precision)
     if not Path(name).is_file():
         raise TcmError(f"detector={name!r} is neither 'inception' nor 'digits' nor a TorchScript file")
     return _torchscript(Path(name), device, precision)

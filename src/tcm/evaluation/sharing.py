@@ -53,7 +53,7 @@ def merge_statistics(processes: Processes, own: Statistics | None, dimension: in
 def shared_hash(processes: Processes, dataset: Dataset) -> str:
     """A data set's hash, found by the first process for all.
 
-    Where it must be computed that may take long. The others hear every minute that it goes on, so that none of them
+    Where it must be computed that may take long. The others hear every minute that it is still running, so that none of them
     takes the first for dead.
     """
     if processes.count == 1:

@@ -123,7 +123,7 @@ def _serve(connection: Connection) -> None:
     """The life of a worker: one job after another."""
     for (
         number
-    ) in STOP_SIGNALS:  # Ctrl-C reaches all processes of a terminal; this one is told by the one that started it
+    ) in STOP_SIGNALS:  # Ctrl-C reaches all processes of a terminal; this one hears from the one that started it
         signal.signal(number, signal.SIG_IGN)
     stop, jobs = StopRequest(patient=True), SimpleQueue[Job]()
     Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tcm.evaluation.features import weights_hash
-from tcm.evaluation.sampling import Sampling, quantise
+from tcm.evaluation.generation import Sampling, quantise
 from tcm.foundation.devices import best_device, fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
-from tcm.report.runs import RunRecord, StageRecord
+from tcm.report.records import RunRecord, StageRecord
 from tcm.weights import Model
 
 COLUMNS = 12

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from tcm.recipes.schema import Recipe
 from tcm.report.headline import Curve
-from tcm.report.runs import StageRecord
+from tcm.report.records import StageRecord
 from tcm.training.metrics import time_bins
 
 # Stand-ins that no other drawing uses; `_svg` writes the page's variables in their place.

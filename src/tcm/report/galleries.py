@@ -10,7 +10,7 @@ from tcm.foundation.errors import TcmError
 from tcm.report.drawing import COLUMNS, ObservedRun, PathFromNoise, Showpiece
 from tcm.report.html import Content, Html, beside, figure, html, paragraph, rows_of_images, section
 from tcm.report.neighbours import closeness, nearest
-from tcm.report.runs import RunRecord
+from tcm.report.records import RunRecord
 
 NEIGHBOURS = 3
 

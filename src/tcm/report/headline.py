@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tcm.evaluation.scores import Score, differing_conditions
 from tcm.recipes.folders import SCORES_FILE
 from tcm.report.drawing import Drawn, ObservedRun, StageDrawings
-from tcm.report.runs import RunRecord, StageRecord
+from tcm.report.records import RunRecord, StageRecord
 
 DENOISING_TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from tcm.foundation.files import atomic_write
-from tcm.report import curves, galleries, summary
+from tcm.report import curves, galleries
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding
 
@@ -17,10 +17,10 @@ def render(runs: Sequence[ObservedRun]) -> str:
     """The whole page of one run, or of several side by side."""
     title = " and ".join(run.record.name for run in runs)
     parts = [
-        summary.opening(runs),
-        summary.headline(runs),
-        summary.recipe_differences(runs),
-        summary.in_progress(runs),
+        opening.opening(runs),
+        opening.headline(runs),
+        opening.recipe_differences(runs),
+        opening.in_progress(runs),
         galleries.same_seeds(runs),
         galleries.per_class(runs),
         galleries.paths(runs),

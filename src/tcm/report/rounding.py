@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tcm.report.drawing import ObservedRun
 from tcm.report.html import Content, paragraph, section, table
-from tcm.report.runs import RunRecord
+from tcm.report.records import RunRecord
 from tcm.training.metrics import time_bins
 from tcm.training.noise import GOOD, bin_names, read_noise
 

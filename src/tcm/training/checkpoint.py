@@ -1,6 +1,6 @@
 """Checkpoints that are whole or not there: written aside, synced, renamed, checksummed; the last K are kept.
 
-The tensors go through torch.distributed.checkpoint into safetensors files, so that a run can go on with another number
+The tensors go through torch.distributed.checkpoint into safetensors files, so that a run can resume with another number
 of processes, and so that reading a checkpoint never unpickles anything.
 """
 
@@ -156,7 +156,7 @@ def _removed_on_error(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """A full disk or quota as an error that the user can mend."""
+    """A full disk or quota as an error that the user can fix."""
     try:
         yield
     except (OSError, SafetensorError, CheckpointException) as error:

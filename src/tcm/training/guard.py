@@ -1,4 +1,4 @@
-"""The guard: an update that would wreck the model is skipped, and training that cannot go on says what to change."""
+"""The guard: an update that would wreck the model is skipped, and training that cannot continue says what to change."""
 
 from dataclasses import dataclass, replace
 from math import isfinite

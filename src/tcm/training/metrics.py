@@ -73,7 +73,7 @@ class MetricsFile:
         self._file = path.open("a", buffering=1)
 
     def rewind(self, step: int, keep_events: bool) -> None:
-        """Drop the lines after `step`, from where training goes on; events stay if they will not happen again."""
+        """Drop the lines after `step`, from where training resumes; events stay if they will not happen again."""
         lines = read_metrics(self._path)
         kept = [line for line in lines if line["step"] <= step or (keep_events and "event" in line)]
         with atomic_write(self._path) as file:

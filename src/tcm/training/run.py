@@ -25,11 +25,11 @@ from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, offset_of, roles_of, stages_before
 from tcm.training.checkpoint import Checkpoints, disk_errors
-from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.sharding import shard
+from tcm.training.stage_loop import StageLoop
 from tcm.training.start import Sources, card_of, check_run, needed_stages, stage_models
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
@@ -145,7 +145,7 @@ class Run:
                         for tracker in self.settings.trackers
                     ]
             progress = show(folder.name, stage.steps)
-            finished = Fit(
+            finished = StageLoop(
                 trainer, plan.batches[name], card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
             ).run(stop)
             if finished:

@@ -97,7 +97,7 @@ def arguments_of_module(module: Module, network: Module, path: Path) -> dict[str
     """The arguments that a pickled preconditioning and its network were made with."""
     if len(module.arguments) > len(POSITIONAL):
         raise TcmError(
-            f"{path}: {shown(module.class_name)} has {len(module.arguments)} unnamed arguments; fetch it anew"
+            f"{path}: {shown(module.class_name)} has {len(module.arguments)} unnamed arguments; download it again"
         )
     named = dict(zip(POSITIONAL, module.arguments, strict=False))
     defaults = DEFAULTS["SongUNet" if network.class_name == "SongUNet" else "UNet"]
@@ -113,7 +113,7 @@ def arguments_of_text(metadata: Mapping[str, str], path: Path) -> dict[str, obje
     try:
         arguments = {name: json.loads(value) for name, value in known.items()}
     except (ValueError, RecursionError) as error:
-        raise TcmError(f"{path}: its metadata is not JSON ({shown(str(error))}); fetch it anew") from error
+        raise TcmError(f"{path}: its metadata is not JSON ({shown(str(error))}); download it again") from error
     return checked(arguments, path)
 
 
@@ -137,7 +137,7 @@ def arguments_of_tensors(weights: Mapping[str, Tensor], path: Path) -> dict[str,
         elif part in ("qkv.weight", "attn_qkv.weight"):
             attention.add(side)
     if inputs is None or not encoder:
-        raise TcmError(f"{path}: the network cannot be told from its tensors; DDPM++ and EDM2 are supported")
+        raise TcmError(f"{path}: the network cannot be inferred from its tensors; DDPM++ and EDM2 are supported")
     levels = [encoder[side][0].shape[0] for side in sorted(encoder, reverse=True)]
     unit = math.gcd(*levels) if is_edm2 else inputs.shape[0]
     labels = [tensor for name, tensor in weights.items() if name.endswith(("map_label.weight", "emb_label.weight"))]

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import written_aside
+from tcm.weights.edm_names import to_reference
 from tcm.weights.model import Model, ModelCard
-from tcm.weights.reference import to_reference
 
 
 def export_state_dict(model: Model, path: Path) -> int:
@@ -32,7 +32,7 @@ def export_state_dict(model: Model, path: Path) -> int:
 
 
 def reference_arguments(card: ModelCard) -> dict[str, object]:
-    """The reference's constructor arguments for a model: the inverse of `tcm.weights.reference.parse_arguments`."""
+    """The reference's constructor arguments for a model: the inverse of `tcm.weights.edm_names.parse_arguments`."""
     channels, height, width = card.image_shape
     if height != width:
         raise TcmError(f"image_shape={card.image_shape} is not square, and the reference knows square images only")

@@ -14,10 +14,10 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.networks import ImageShape
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
+from tcm.weights.edm_names import left_out, load_denoiser, parse_arguments
 from tcm.weights.model import Model, ModelCard, Provenance
 from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
-from tcm.weights.reference import left_out, load_denoiser, parse_arguments
 from tcm.weights.torchfiles import read_torch
 
 Kind = Literal["diffusion", "consistency", "truncated"]
@@ -96,7 +96,7 @@ def import_checkpoint(
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, TcmError):
             raise TcmError(f"{path}: {error}") from error
-        raise TcmError(f"{path}: its arguments make no network ({shown(str(error))}); fetch it anew") from error
+        raise TcmError(f"{path}: its arguments make no network ({shown(str(error))}); download it again") from error
     if t_prime is not None:
         denoiser.t_min = t_prime
     head = denoiser.uncertainty
@@ -143,10 +143,12 @@ def read_checkpoint(path: Path) -> Found:
         raise refusal(str(path), reason) from None
     # One tensor under many names could make a small file fill the memory.
     if sum(tensor.nbytes for tensor in found.weights.values()) > 2 * path.stat().st_size:
-        raise TcmError(f"{path}: its tensors are larger than the file; fetch the file anew")
+        raise TcmError(f"{path}: its tensors are larger than the file; download the file again")
     for name, tensor in found.weights.items():
         if tensor.dtype not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
-            raise TcmError(f"{path}: {name} ({tensor.dtype}) holds what is not a finite number; fetch the file anew")
+            raise TcmError(
+                f"{path}: {name} ({tensor.dtype}) holds what is not a finite number; download the file again"
+            )
     return found
 
 
@@ -197,7 +199,7 @@ def inner_network(module: Module, path: Path) -> tuple[str, Module]:
     inner_name = next((name for name in ("model", "unet") if name in inside), None)
     network = as_module(inside[inner_name]) if inner_name else None
     if inner_name is None or network is None:
-        raise TcmError(f"{path}: {name} holds no network under `model` or `unet`; fetch the file anew")
+        raise TcmError(f"{path}: {name} holds no network under `model` or `unet`; download the file again")
     if network.class_name == "DhariwalUNet":
         raise TcmError(f"{path}: its network is ADM (DhariwalUNet), which is not supported; DDPM++ and EDM2 are")
     if network.class_name not in ("SongUNet", "UNet", "EDM2UNet"):
@@ -213,7 +215,7 @@ def from_safetensors(path: Path) -> Found:
             names = list(file.keys())
             weights = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
-        raise TcmError(f"{path}: cannot be read ({shown(str(error))}); fetch it anew") from error
+        raise TcmError(f"{path}: cannot be read ({shown(str(error))}); download it again") from error
     return from_state_dict(weights, path, metadata)
 
 
@@ -238,7 +240,7 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     weights |= {name.removeprefix(outside): tensor for name, tensor in values.items() if name.startswith(heads)}
     plain = plainly_named(weights, path)
     stated = arguments_of_text(metadata, path)
-    told = "arguments in its metadata" if stated else "arguments told from its shapes, dropout unknown"
+    told = "arguments in its metadata" if stated else "arguments inferred from its shapes, dropout unknown"
     not_used = {shown(name): "another network" for name in networks if name != chosen[0]}
     beside = [name for name in values if not name.startswith((prefix, *heads))]
     not_used |= {shown(name): "outside of the network" for name in beside}
@@ -272,9 +274,9 @@ def plainly_named(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """The same tensors, if there are any and all of their names are plain: they appear in messages later."""
     strange = next((name for name in weights if not PLAIN_NAME.fullmatch(name)), None)
     if strange is not None:
-        raise TcmError(f"{path}: a tensor is named {shown(strange)!r}; fetch the file anew")
+        raise TcmError(f"{path}: a tensor is named {shown(strange)!r}; download the file again")
     if not weights:
-        raise TcmError(f"{path}: its network has no tensors; fetch the file anew")
+        raise TcmError(f"{path}: its network has no tensors; download the file again")
     return weights
 
 

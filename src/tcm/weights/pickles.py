@@ -362,5 +362,5 @@ def refusal(name: str, reason: Refused) -> TcmError:
     """The one line that a user sees for a file that is not read."""
     return TcmError(
         f"{name}: refused: {reason}; nothing in it was run; "
-        "fetch the file anew from its publisher and compare its checksum"
+        "download the file again from its publisher and compare its checksum"
     )

@@ -258,7 +258,7 @@ def read_torch(path: Path) -> object:
     except Refused as reason:
         raise refusal(str(path), reason) from None
     except ZIP_ERRORS as error:
-        raise TcmError(f"{path}: not a readable torch file ({shown(str(error))}); fetch it anew") from error
+        raise TcmError(f"{path}: not a readable torch file ({shown(str(error))}); download it again") from error
 
 
 def count_zip_entries(mapped: mmap.mmap) -> int:

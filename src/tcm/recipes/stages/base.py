@@ -48,7 +48,7 @@ class GuardSpec(Spec):
     spike: float = Field(
         default=20.0, gt=1, description="a gradient norm above this multiple of its running value is a spike"
     )
-    patience: int = Field(default=10, ge=1, description="skips in a row before going back to the last good checkpoint")
+    patience: int = Field(default=10, ge=1, description="skips in a row before returning to the last good checkpoint")
     retries: int = Field(default=3, ge=0, description="times to go back, each with other noise, before the run stops")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tcm.foundation.errors import TcmError
-from tcm.report.runs import read_run
+from tcm.report.records import read_run
 
 
 def test_finished_run(fair_run: Path) -> None:

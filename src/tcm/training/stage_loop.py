@@ -29,7 +29,7 @@ are a collapse."""
 
 
 @dataclass(frozen=True)
-class Fit:
+class StageLoop:
     """A stage being trained: `run` takes it from where its newest checkpoint stands to its last step."""
 
     trainer: Trainer
@@ -43,7 +43,7 @@ class Fit:
     trackers: list[Tracker]
 
     def run(self, stop: StopRequest) -> bool:
-        """Train to the last step; false if a signal asked to stop before it, with all that is needed to go on saved."""
+        """Train to the last step; false if a signal asked to stop before it, with all that is needed to resume saved."""
         stage = self.trainer.stage
         position = self._start()
         step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
@@ -105,7 +105,7 @@ class Fit:
         for damage in newest.damage:
             self._event(step, "damaged", damage)
         if step or newest.damage:
-            self.progress.say(f"going on from step {step}")
+            self.progress.say(f"resuming from step {step}")
         self.progress.begin(step)
         return position
 
@@ -130,7 +130,9 @@ class Fit:
         newest = self.checkpoints.newest().path
         with trainer.processes.agreeing():
             if newest is None:
-                raise TcmError(f"{self.checkpoints.folder} has no whole checkpoint to go back to; start the stage anew")
+                raise TcmError(
+                    f"{self.checkpoints.folder} has no whole checkpoint to go back to; start the stage again"
+                )
             if returns > guard.retries:
                 self._event(step, "failed", record.reason)
                 raise TcmError(

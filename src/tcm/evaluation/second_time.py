@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tcm.evaluation.evaluate import evaluate_model
+from tcm.evaluation.generation import Sampling
 from tcm.evaluation.references import Reference
-from tcm.evaluation.sampling import Sampling
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE
 from tcm.foundation.errors import TcmError

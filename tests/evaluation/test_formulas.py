@@ -8,7 +8,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tcm.evaluation.metrics import inception_score, kernel_distance, precision_recall
+from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
 from tcm.foundation.devices import best_device
 from tcm.foundation.errors import TcmError
 

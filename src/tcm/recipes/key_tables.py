@@ -1,4 +1,4 @@
-"""The reference of all keys, written from the schema; `python -m tcm.recipes.reference docs/recipes.md` renews it."""
+"""The reference of all keys, written from the schema; `python -m tcm.recipes.key_tables docs/recipes.md` renews it."""
 
 import dataclasses
 import sys
@@ -21,7 +21,7 @@ from tcm.recipes.stages import STAGES, GuardSpec, PairsStage, Stage
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
-MARK = "<!-- Below this line: written by `python -m tcm.recipes.reference docs/recipes.md`. -->"
+MARK = "<!-- Below this line: written by `python -m tcm.recipes.key_tables docs/recipes.md`. -->"
 
 SECTIONS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None], ...] = (
     ("The recipe", Recipe, None),

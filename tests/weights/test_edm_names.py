@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config
 from tcm.foundation.errors import TcmError
-from tcm.weights.reference import left_out, load_denoiser, parse_arguments, reference_names
+from tcm.weights.edm_names import left_out, load_denoiser, parse_arguments, reference_names
 
 GOLDEN_NETWORKS = ["ddpmpp_uncond_16", "edm2_cond_16"]
 

@@ -23,7 +23,7 @@ from tcm.report.html import (
     section,
     table,
 )
-from tcm.report.runs import RunRecord, StageRecord
+from tcm.report.records import RunRecord, StageRecord
 
 HERO, HERO_ROWS = 20, 2
 NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')

@@ -10,8 +10,8 @@ from tcm.data import Dataset, open_dataset
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate, model_subject
 from tcm.evaluation.features import load_detector, weights_hash
+from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.references import Reference, reference_of
-from tcm.evaluation.sampling import Sampling, generate
 from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import StopRequest
