@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, Settings, interleave, ratio, spread
-from tcm.evaluation import inception
+from tcm.evaluation import inception, inception_weights
 from tcm.evaluation.features import load_detector
 
 TITLE = "Inception features against the published TorchScript"

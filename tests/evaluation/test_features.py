@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcm.data import open_dataset
-from tcm.evaluation import digits, inception
+from tcm.evaluation import digits, inception, inception_weights
 from tcm.evaluation.features import DIGITS_FILE, load_detector, weights_hash
 from tcm.foundation.errors import TcmError
 

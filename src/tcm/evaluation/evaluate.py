@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from tcm.data.opening import data_folder
+from tcm.evaluation import inception_weights
 from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
 from tcm.evaluation.generation import Sampling, generate

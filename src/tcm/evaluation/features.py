@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tcm.evaluation import inception
+from tcm.evaluation import inception, inception_weights
 from tcm.evaluation.digits import FEATURES, DigitsClassifier
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from tcm.foundation.files import atomic_write
-from tcm.report import curves, galleries
+from tcm.report import curves, galleries, opening
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding
 

@@ -43,7 +43,7 @@ class StageLoop:
     trackers: list[Tracker]
 
     def run(self, stop: StopRequest) -> bool:
-        """Train to the last step; false if a signal asked to stop before it, with all that is needed to resume saved."""
+        """Train to the last step; false if a signal asked to stop before it, with all that resuming needs saved."""
         stage = self.trainer.stage
         position = self._start()
         step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
