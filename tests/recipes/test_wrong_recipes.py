@@ -115,8 +115,8 @@ WRONG_OVERRIDES = {
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.t_high=0.5": (
-        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, and the stage 'consistency' is defined "
-        "from 0.002 to 0.5; change one of the two ranges or name another model"
+        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, and the stage 'consistency' is "
+        "defined from 0.002 to 0.5; change one of the two ranges or name another model"
     ),
     "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 lies below t_prime=1; use low=1"),
     "digits truncated.times.high=90.0": (
