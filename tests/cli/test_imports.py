@@ -85,9 +85,10 @@ def test_a_command_imports_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_every_name_of_the_package_loads() -> None:
-    assert sorted(tcm.__all__) == sorted(importlib.import_module("tcm.api").__all__)
+    api = importlib.import_module("tcm.api")
+    assert sorted(tcm.__all__) == sorted(api.__all__)
     for name in tcm.__all__:
-        assert getattr(tcm, name).__name__ == name
+        assert getattr(tcm, name) is vars(api)[name]
     assert dir(tcm) == sorted(tcm.__all__)
     with pytest.raises(AttributeError, match="module 'tcm' has no attribute 'Modle'"):
         _ = tcm.Modle

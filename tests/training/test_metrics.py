@@ -48,7 +48,7 @@ def test_the_loss_by_t_averages_to_the_loss(tmp_path: Path) -> None:
     record = fit.trainer.step(0, fit.batches.at(0))
     sums, counts = record.bins[:10], record.bins[10:]
     assert sum(counts) == 16
-    assert sum(sums) / 16 == pytest.approx(record.losses["loss"], rel=1e-5)
+    assert sum(sums) / 16 == pytest.approx(record.numbers["loss"], rel=1e-5)
     edges = time_bins(0.002, 10.0)
     assert (float(edges[0]), float(edges[-1])) == pytest.approx((0.002, 10.0))
     torch.testing.assert_close(edges[1:] / edges[:-1], (edges[1] / edges[0]).expand(10))
@@ -56,12 +56,21 @@ def test_the_loss_by_t_averages_to_the_loss(tmp_path: Path) -> None:
 
 def test_a_window_averages() -> None:
     window = Window()
-    window.add({"loss": 1.0}, 2.0, [1.0] * 10 + [2.0] * 10, images=8)
-    window.add({"loss": 3.0}, 6.0, [0.0] * 10 + [0.0] * 10, images=8)
+    window.add({"loss": 1.0, "gradient_norm": 2.0}, [1.0] * 10 + [2.0] * 10, images=8)
+    window.add({"loss": 3.0, "gradient_norm": 6.0}, [0.0] * 10 + [0.0] * 10, images=8)
     summary = window.summary()
     assert (summary["loss"], summary["gradient_norm"], summary["gradient_norm_max"]) == (2.0, 4.0, 6.0)
     assert summary["loss_by_t"] == [0.5] * 10
     assert Window().bin_counts == [0.0] * 10
+
+
+def test_a_window_averages_each_number_over_the_steps_that_have_it() -> None:
+    window = Window()
+    window.add({"fake.loss": 1.0, "fake.gradient_norm": 5.0, "loss": 7.0, "gradient_norm": 2.0}, [1.0] * 20, images=8)
+    window.add({"fake.loss": 2.0, "fake.gradient_norm": 4.0}, [0.0] * 20, images=8)
+    summary = window.summary()
+    assert (summary["fake.loss"], summary["loss"], summary["gradient_norm"]) == (1.5, 7.0, 2.0)
+    assert (summary["fake.gradient_norm_max"], summary["gradient_norm_max"]) == (5.0, 2.0)
 
 
 def test_the_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

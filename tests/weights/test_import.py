@@ -117,7 +117,7 @@ def test_second_time(tmp_path, shape, classes, options, second_time):
     export_state_dict(model, tmp_path / "a.safetensors")
     imported = import_checkpoint(tmp_path / "a.safetensors", **options).model
     assert imported.card.second_time == second_time
-    assert imported.times(2) == [80.0, second_time]
+    assert imported.sampler.times(imported.denoiser, 2) == [80.0, second_time]
 
 
 def test_augmentation_layer_is_named_and_left_out(tmp_path):

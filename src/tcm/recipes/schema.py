@@ -185,7 +185,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     before = stages_before(recipe, name)
     fitting = [other for other in before if role.sampler in (None, recipe.stages[other].sampler)]
     previous = ["previous"] if not before or before[-1] in fitting else []
-    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained else [])]
+    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
     source = source_stage(recipe, name, role)
     if role.knows_null and source is not None and not recipe.stages[source].learns_null:
         raise TcmError(

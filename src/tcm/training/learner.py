@@ -113,13 +113,14 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a checkpoint needs, as views."""
-        out = {f"student.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
+        before = "" if self.role == "student" else f"{self.role}."
+        out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{before}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
         for name, parameter in self.denoiser.named_parameters():
             state = self.optimizer.state[parameter]
-            out |= {f"optimizer.{name}.{key}": tensor for key, tensor in state.items()}
-        return out if self.role == "student" else {f"{self.role}.{name}": tensor for name, tensor in out.items()}
+            out |= {f"{before}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+        return out
 
     def position(self) -> LearnerPosition:
         """What a checkpoint needs besides the tensors."""

@@ -28,19 +28,20 @@ class Window:
 
     steps: int = 0
     images: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    largest_gradient: float = 0.0
+    values: dict[str, list[float]] = field(default_factory=dict)
     bin_sums: list[float] = field(default_factory=lambda: [0.0] * TIME_BINS)
     bin_counts: list[float] = field(default_factory=lambda: [0.0] * TIME_BINS)
     since: float = field(default_factory=lambda: time.perf_counter())
 
-    def add(self, losses: dict[str, float], gradient_norm: float, bins: Sequence[float], images: int) -> None:
-        """Take in one step; `bins` holds the sums of the loss by t, then the counts."""
+    def add(self, numbers: dict[str, float], bins: Sequence[float], images: int) -> None:
+        """Take in one step's numbers, which need not be the same in every step: a role's come when it has its turn.
+
+        `bins` holds the sums of the loss by t, then the counts.
+        """
         self.steps += 1
         self.images += images
-        for name, value in (losses | {"gradient_norm": gradient_norm}).items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        self.largest_gradient = max(self.largest_gradient, gradient_norm)
+        for name, value in numbers.items():
+            self.values.setdefault(name, []).append(value)
         self.bin_sums = [a + b for a, b in zip(self.bin_sums, bins[:TIME_BINS], strict=True)]
         self.bin_counts = [a + b for a, b in zip(self.bin_counts, bins[TIME_BINS:], strict=True)]
 
@@ -54,12 +55,14 @@ class Window:
             self.since += time.perf_counter() - began
 
     def summary(self) -> dict[str, Any]:
-        """Means over the window."""
+        """Means over the window, each over the steps that have the number."""
         seconds = time.perf_counter() - self.since
-        means = {name: total / self.steps for name, total in self.sums.items()}
+        means = {name: sum(values) / len(values) for name, values in self.values.items()}
+        largest = {f"{name}_max": max(self.values[name]) for name in means if name.endswith("gradient_norm")}
         by_time = [a / n if n else None for a, n in zip(self.bin_sums, self.bin_counts, strict=True)]
-        return means | {
-            "gradient_norm_max": self.largest_gradient,
+        return {
+            **means,
+            **largest,
             "images_per_second": self.images / seconds,
             "loss_by_t": by_time,
         }

@@ -1,7 +1,7 @@
 """The loop of one stage: steps, metrics, samples, checkpoints, and what happens when something goes wrong."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -54,7 +54,7 @@ class StageLoop:
             done = step == stage.steps
             self.progress.at(step)
             if record.verdict == "good":
-                window.add(record.losses, record.gradient_norm, record.bins, stage.batch)
+                window.add(record.numbers, record.bins, stage.batch)
             else:
                 self._event(step, "skipped", record.reason)
             if record.verdict == "go back":
@@ -126,7 +126,6 @@ class StageLoop:
     def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
-        retry, skipped = trainer.retry + 1, trainer.learner.guard.skipped
         newest = self.checkpoints.newest().path
         with trainer.processes.agreeing():
             if newest is None:
@@ -140,8 +139,7 @@ class StageLoop:
                     f"{guard.retries} returns to {newest}; {self._remedy()}"
                 )
         position = self.checkpoints.load(newest, trainer.tensors())
-        trainer.restore(position)
-        trainer.retry, trainer.learner.guard = retry, replace(position.guard, in_a_row=0, skipped=skipped)
+        trainer.go_back(position)
         if self.metrics is not None:
             self.metrics.rewind(position.step, keep_events=True)
         self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
@@ -156,13 +154,13 @@ class StageLoop:
 
     def _checkpoint_at(self, step: int) -> bool:
         """At each interval, but not while updates are being skipped: a checkpoint to go back to is a good one."""
-        return step % self.trainer.stage.checkpoint_every == 0 and self.trainer.learner.guard.in_a_row == 0
+        return step % self.trainer.stage.checkpoint_every == 0 and not self.trainer.skipping
 
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
         values = window.summary() | {
             "learning_rate": learning_rate(trainer.stage, step - 1, trainer.learner.schedule_offset),
-            "skipped": trainer.learner.guard.skipped,
+            "skipped": trainer.skipped,
             "memory": peak_memory(trainer.processes.device),
         }
         values |= trainer.objective.schedule(step - 1)

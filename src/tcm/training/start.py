@@ -80,6 +80,9 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
                 _copy_weights(given, models[key])
         else:
             models[key] = given
+    for key, role in roles_of(recipe, name).items():
+        if role.follows is not None:
+            _copy_weights(models[role.follows[0]], models[key])
     return models
 
 

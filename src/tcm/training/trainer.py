@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,10 +25,13 @@ from tcm.training.precision import autocast
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step did, the same in every process."""
+    """What a step did, the same in every process.
 
-    losses: dict[str, float]
-    gradient_norm: float
+    `numbers` are the losses and gradient norms of the turns, those of other roles than the student's with the role
+    before the name: `fake.loss`. `bins` are the student's, zeros if it was not its turn.
+    """
+
+    numbers: dict[str, float]
     bins: list[float]
     verdict: Verdict
     reason: str
@@ -70,13 +73,11 @@ class Trainer:
         The guard decides whether an update is made; the step's verdict is the gravest of its turns'.
         """
         due = [turn.role for turn in self.stage.turns if step % turn.every == 0]
-        records = [self._turn(self.learners[role], step, loaded, stop) for role in due]
-        losses = {name: value for record in records for name, value in record.losses.items()}
-        worst = max(records, key=lambda record: ("good", "skip", "go back").index(record.verdict))
-        own = records[due.index("student")] if "student" in due else worst
-        return StepRecord(
-            losses, own.gradient_norm, own.bins, worst.verdict, worst.reason, any(record.stop for record in records)
-        )
+        records = {role: self._turn(self.learners[role], step, loaded, stop) for role in due}
+        numbers = {name: value for record in records.values() for name, value in record.numbers.items()}
+        worst = max(records.values(), key=lambda record: ("good", "skip", "go back").index(record.verdict))
+        bins = records["student"].bins if "student" in records else [0.0] * (2 * TIME_BINS)
+        return StepRecord(numbers, bins, worst.verdict, worst.reason, any(record.stop for record in records.values()))
 
     def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
         for role, other in self.learners.items() if len(self.learners) > 1 else ():
@@ -90,13 +91,17 @@ class Trainer:
         names, values = self._backward(learner, step, loaded, stop)
         # The one copy back from the device: the guard has to see the numbers before the update.
         *numbers, stops, gradient_norm = torch.cat([values, learner.clip()]).tolist()
-        losses, bins = dict(zip(names, numbers, strict=False)), numbers[len(names) :]
+        bins = numbers[len(names) :]
         verdict, reason = learner.update(step, numbers[0], gradient_norm)
         if verdict == "good":
             for role, (followed, decay) in self.followers.items():
                 if followed == learner.role:
                     follow(self.models[role], learner.denoiser, decay.beta(step + 1))
-        return StepRecord(losses, gradient_norm, bins, verdict, reason, stops > 0)
+        found = dict(zip(names, numbers, strict=False)) | {"gradient_norm": gradient_norm}
+        if learner.role != "student":
+            found = {f"{learner.role}.{name}": number for name, number in found.items()}
+            reason = f"{learner.role}: {reason}" if reason else ""
+        return StepRecord(found, bins, verdict, reason, stops > 0)
 
     def _backward(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> tuple[list[str], Tensor]:
         """Gradients of the global batch's loss.
@@ -116,7 +121,7 @@ class Trainer:
             shares.append(torch.cat([parts, self._bin(losses)]))
         wants_stop = torch.full((1,), float(stop), device=self.processes.device)
         values = self.processes.sum(torch.cat([torch.stack(shares).sum(0), wants_stop]))
-        return names if learner.role == "student" else [f"{learner.role}.{name}" for name in names], values
+        return names, values
 
     def micro_batches(self, loaded: LoadedBatch, parts: int) -> Iterator[tuple[Batch, bool]]:
         """A batch in `parts`, on the device, each with whether it is the last."""
@@ -168,3 +173,21 @@ class Trainer:
         self.retry = position.retry
         for role, learner in self.learners.items():
             learner.restore(position if role == "student" else position.others[role])
+
+    def go_back(self, position: Position) -> None:
+        """Return to a checkpoint's position with other noise; the skipped updates of all roles stay counted."""
+        retry, skipped = self.retry + 1, {role: learner.guard.skipped for role, learner in self.learners.items()}
+        self.restore(position)
+        self.retry = retry
+        for role, learner in self.learners.items():
+            learner.guard = replace(learner.guard, in_a_row=0, skipped=skipped[role])
+
+    @property
+    def skipping(self) -> bool:
+        """Whether the last update of any role was skipped."""
+        return any(learner.guard.in_a_row for learner in self.learners.values())
+
+    @property
+    def skipped(self) -> int:
+        """The updates skipped so far, of all roles."""
+        return sum(learner.guard.skipped for learner in self.learners.values())

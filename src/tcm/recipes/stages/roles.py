@@ -12,10 +12,11 @@ class Role:
     """A model of a stage: where it comes from, and what it must be.
 
     `key` is the recipe's key that names its `source`: "scratch", "previous", "init", an earlier stage or a folder.
+    A role that follows another needs neither: it starts from the other's weights.
     """
 
-    key: str
-    source: str
+    key: str = "init"
+    source: str = "scratch"
     trained: bool = False
     follows: tuple[str, Decay] | None = None
     """The role of which this one is an average, updated after each of its updates."""
@@ -43,7 +44,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Turn:
-    """An update of one role's weights, made in every `every`-th step."""
+    """An update of one role's weights, made in every `every`-th step; some role's turn comes in every step."""
 
     role: str = "student"
     every: int = 1

@@ -1,0 +1,288 @@
+"""More than one network in a stage: roles that learn in turns, and a role that is an average of another.
+
+The objective is a small Diff-Instruct: a fake denoiser fits what the student generates, and the student moves its
+images by the difference between the teacher's denoising and the fake's.
+"""
+
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from math import isfinite, nan
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from inprocess import ALONE, DEFAULTS, train
+from launching import lines, tiny_recipe
+from rich.console import Console
+from torch import Tensor
+
+from tcm.data import open_dataset
+from tcm.data.loader import Batches
+from tcm.foundation.randomness import SampleStreams
+from tcm.method.averaging import ConstantDecay
+from tcm.method.conditions import Classes
+from tcm.method.objectives import Batch, Losses, Models, Objective
+from tcm.method.objectives.base import draw
+from tcm.method.preconditioning import c_out, column
+from tcm.method.times import LogNormal, TimeDistribution
+from tcm.recipes.cost import estimate
+from tcm.recipes.resolve import differences, resolve, to_toml
+from tcm.recipes.schema import Recipe
+from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
+from tcm.training.checkpoint import Checkpoints, Position
+from tcm.training.fit import Fit
+from tcm.training.metrics import MetricsFile
+from tcm.training.progress import StageProgress
+from tcm.training.run import Run
+from tcm.training.signals import StopRequest
+from tcm.training.start import Sources, card_of, stage_models
+from tcm.weights import Model
+
+
+@dataclass(frozen=True)
+class DiffInstruct(Objective):
+    """The fake: E ‖fake(x_g + tε) − x_g‖²/(d c_out²). The student: its gradient in x_g is (fake − teacher)(x_g + tε)/d.
+
+    From `ill` on, the fake's loss is not a number.
+    """
+
+    times: TimeDistribution
+    ill: int | None = None
+
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        drawn, z = draw(self.times, models, batch, streams), streams.normal(batch.x.shape[1:])
+        student, fake, teacher = (models[role] for role in ("student", "fake", "teacher"))
+        T = torch.full((len(batch.x),), student.t_max, dtype=torch.float64)
+        with torch.set_grad_enabled(turn == "student"):
+            x_g = student(student.t_max * z, T, batch.condition)
+        x_t = x_g.detach() + column(drawn.t, batch.x) * drawn.eps
+        if turn == "fake":
+            error = (fake(x_t, drawn.t, batch.condition) - x_g).flatten(1).square().mean(1)
+            weighted = error / c_out(drawn.t, fake.sigma_data).float() ** 2
+            if self.ill is not None and step >= self.ill:
+                weighted = weighted * nan
+        else:
+            # Nothing here keeps the fake out of the graph: the trainer does.
+            difference = fake(x_t, drawn.t, batch.condition) - teacher(x_t, drawn.t, batch.condition)
+            weighted = (x_g * difference).flatten(1).mean(1)
+        total = weighted.sum() / batch.B
+        return Losses(total, {"part": total.detach()}, weighted.detach(), drawn.t)
+
+
+class TurnsStage(Stage):
+    """Two networks that learn, one that is an average of the student, and one that does neither."""
+
+    objective: Literal["test_turns:TurnsStage"] = "test_turns:TurnsStage"
+    teacher: str = "diffusion"
+
+    turns: ClassVar[tuple[Turn, ...]] = (Turn("fake"), Turn("student", every=2))
+
+    def build(self, setting: Setting) -> DiffInstruct:
+        return DiffInstruct(LogNormal(-1.2, 1.2).within(*self.span(setting)))
+
+    def describe(self) -> str:
+        return "distribution matching"
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return {
+            "follower": Role(follows=("student", ConstantDecay(0.5))),
+            "fake": Role("teacher", self.teacher, trained=True, sampler="heun"),
+            "teacher": Role("teacher", self.teacher, sampler="heun"),
+        }
+
+    def rows(self) -> Rows:
+        return Rows(gradient=2, plain=3)
+
+
+class FakeAlone(TurnsStage):
+    """The student never has its turn."""
+
+    turns: ClassVar[tuple[Turn, ...]] = (Turn("fake"),)
+
+
+class IllStage(TurnsStage):
+    """The fake's loss is not a number from step 3 on."""
+
+    def build(self, setting: Setting) -> DiffInstruct:
+        return DiffInstruct(LogNormal(-1.2, 1.2).within(*self.span(setting)), ill=3)
+
+
+def recipe_with(kind: type[TurnsStage] = TurnsStage, **settings: object) -> Recipe:
+    words = {"steps": 5, "batch": 8, "optimizer": "adam", "learning_rate": 1e-3}
+    words |= {"log_every": 4, "checkpoint_every": 2, "sample_every": 0}
+    base = tiny_recipe(2, "diffusion.batch=8", "network.channel_mult=[1]")
+    stages = {"diffusion": base.stages["diffusion"], "turns": kind(**(words | settings))}
+    return Recipe.model_validate({**{key: getattr(base, key) for key in base.model_fields_set}, "stages": stages})
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    train(recipe_with(), folder)
+    return folder
+
+
+def begin(folder: Path, straight: Path, recipe: Recipe) -> Fit:
+    """The stage of turns in a folder of its own, with the other run's teacher."""
+    stage, dataset = recipe.stages["turns"], open_dataset("digits")
+    card = card_of(recipe, "turns", dataset.shape, Classes(10))
+    models = stage_models(recipe, "turns", card, Sources({"diffusion": straight / "0-diffusion" / "model"}, None))
+    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer("turns", models)
+    folder.mkdir(exist_ok=True)
+    return Fit(
+        trainer,
+        Batches(dataset, seed=recipe.seed, batch=stage.batch),
+        card,
+        recipe.t_max,
+        folder,
+        Checkpoints(folder / "state", stage.keep, ALONE),
+        StageProgress(Console(file=StringIO()), "turns", stage.steps, None, None),
+        MetricsFile(folder / "metrics.jsonl"),
+        [],
+    )
+
+
+def snapshot(fit: Fit) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """The beginnings of the names of all tensors that changed."""
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    return {name.partition(".network")[0] for name in changed}
+
+
+STUDENT = {"student", "average.0", "optimizer", "follower"}
+FAKE = {"fake", "fake.average.0", "fake.optimizer"}
+
+
+def test_only_the_weights_whose_turn_it_is_move(straight: Path, tmp_path: Path) -> None:
+    fit = begin(tmp_path / "both", straight, recipe_with())
+    teacher = {name: tensor.clone() for name, tensor in fit.trainer.models["teacher"].state_dict().items()}
+    states = [snapshot(fit)]
+    for step in range(4):
+        fit.trainer.step(step, fit.batches.at(step))
+        states.append(snapshot(fit))
+    turns = [moved(before, after) for before, after in pairwise(states)]
+    assert turns == [STUDENT | FAKE, FAKE, STUDENT | FAKE, FAKE]
+    after = fit.trainer.models["teacher"].state_dict()
+    assert all(torch.equal(after[name], teacher[name]) for name in teacher)
+    steps = {float(value) for name, value in states[-1].items() if name.startswith("optimizer") and "step" in name}
+    of_the_fake = {float(value) for name, value in states[-1].items() if name.startswith("fake.opt") and "step" in name}
+    assert (steps, of_the_fake) == ({2.0}, {4.0})
+
+
+def test_the_students_turn_leaves_the_fake_alone(straight: Path, tmp_path: Path) -> None:
+    """After a first step of both, the fake and its gradient are what they would be had the student had no turn."""
+    fakes, gradients = [], []
+    for kind in (TurnsStage, FakeAlone):
+        fit = begin(tmp_path / kind.__name__, straight, recipe_with(kind))
+        fit.trainer.step(0, fit.batches.at(0))
+        fakes.append({name: tensor for name, tensor in snapshot(fit).items() if name.startswith("fake.")})
+        parameters = fit.trainer.models["fake"].named_parameters()
+        gradients.append({name: parameter.grad for name, parameter in parameters if parameter.grad is not None})
+    assert not moved(*fakes)
+    assert gradients[0]
+    assert not moved(*gradients)
+
+
+def test_a_fake_that_is_the_teacher_does_not_move_the_student(straight: Path, tmp_path: Path) -> None:
+    fit = begin(tmp_path / "turns", straight, recipe_with())
+    fit.trainer.models["fake"].load_state_dict(fit.trainer.models["teacher"].state_dict())
+    record = fit.trainer._turn(fit.trainer.learner, 0, fit.batches.at(0), stop=False)
+    assert (record.numbers["loss"], record.numbers["gradient_norm"]) == (0.0, 0.0)
+    for parameter in fit.trainer.models["fake"].parameters():
+        parameter.data += 0.01
+    record = fit.trainer._turn(fit.trainer.learner, 0, fit.batches.at(0), stop=False)
+    assert record.numbers["gradient_norm"] > 0
+
+
+def test_stopped_and_resumed_bit_for_bit(straight: Path, tmp_path: Path) -> None:
+    """After a step of both roles, and after one of the fake alone; the end is that of the run that was not stopped."""
+    stop = StopRequest(patient=True)
+    stop.by = "SIGTERM"
+    for _ in range(2):
+        assert not begin(tmp_path / "turns", straight, recipe_with()).run(stop)
+    resumed = begin(tmp_path / "turns", straight, recipe_with())
+    assert resumed.run(StopRequest(patient=True))
+    undisturbed = begin(tmp_path / "end", straight, recipe_with())
+    checkpoint = straight / "1-turns" / "state" / "step-5"
+    position = undisturbed.checkpoints.load(checkpoint, undisturbed.trainer.tensors())
+    assert not moved(snapshot(undisturbed), snapshot(resumed))
+    assert resumed.trainer.position(5) == position
+    assert (position.guard.seen, position.others["fake"].guard.seen) == (3, 5)
+    assert position.guard.scale != position.others["fake"].guard.scale
+    # The windows of the stopped run end where it was stopped; the lines after the last stop are the same.
+    assert lines(tmp_path / "turns")[-1] == lines(straight / "1-turns")[-1]
+
+
+def test_the_follower_is_the_average_of_the_student(straight: Path, tmp_path: Path) -> None:
+    """θ̄_n = ½^n θ_0 + Σ_k ½^(n − k + 1) θ_k over the student's updates, also across a resume."""
+
+    def weights(fit: Fit, role: str) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.models[role].parameters()]).double()
+
+    fit = begin(tmp_path / "turns", straight, recipe_with())
+    assert torch.equal(weights(fit, "follower"), weights(fit, "student")), "it starts where the student starts"
+    expected, updates = weights(fit, "student"), 0
+    for step in range(5):
+        if step == 3:
+            fit.checkpoints.save(fit.trainer.tensors(), fit.trainer.position(step))
+            fit = begin(tmp_path / "turns", straight, recipe_with())
+            newest = fit.checkpoints.newest().path
+            assert newest is not None
+            fit.trainer.restore(fit.checkpoints.load(newest, fit.trainer.tensors()))
+        fit.trainer.step(step, fit.batches.at(step))
+        if step % 2 == 0:
+            expected, updates = (expected + weights(fit, "student")) / 2, updates + 1
+    assert updates == 3
+    torch.testing.assert_close(weights(fit, "follower"), expected, rtol=0, atol=1e-6)
+    assert (weights(fit, "follower") - weights(fit, "student")).abs().max() > 1e-4
+
+
+def test_metrics_average_over_the_turns_that_were_taken(straight: Path, tmp_path: Path) -> None:
+    fit = begin(tmp_path / "turns", straight, recipe_with())
+    records = [fit.trainer.step(step, fit.batches.at(step)).numbers for step in range(5)]
+    assert [record.keys() for record in records[:2]] == [
+        {"loss", "part", "gradient_norm", "fake.loss", "fake.part", "fake.gradient_norm"},
+        {"fake.loss", "fake.part", "fake.gradient_norm"},
+    ]
+    first, last = (line for line in lines(straight / "1-turns") if "loss" in line)
+    assert first["loss"] == pytest.approx((records[0]["loss"] + records[2]["loss"]) / 2)
+    assert first["fake.loss"] == pytest.approx(sum(record["fake.loss"] for record in records[:4]) / 4)
+    norms = [record["gradient_norm"] for record in (records[0], records[2])]
+    assert (first["gradient_norm"], first["gradient_norm_max"]) == pytest.approx((sum(norms) / 2, max(norms)))
+    assert last["loss"] == pytest.approx(records[4]["loss"])
+
+
+def test_each_role_has_its_own_guard(straight: Path, tmp_path: Path) -> None:
+    """The fake's loss is not a number from step 3 on: only its updates are skipped, and the run goes back by them."""
+    fit = begin(tmp_path / "turns", straight, recipe_with(IllStage, steps=8, guard={"patience": 3, "retries": 0}))
+    position = Position(step=0)
+    for step in range(6):
+        record = fit.trainer.step(step, fit.batches.at(step))
+        if step == 2:
+            fit.checkpoints.save(fit.trainer.tensors(), position := fit.trainer.position(3))
+    assert (record.verdict, record.reason) == ("go back", "fake: the loss is nan")
+    fake = fit.trainer.learners["fake"]
+    assert (fake.guard.skipped, fit.trainer.learner.guard.skipped) == (3, 0)
+    assert (fit.trainer.skipping, fit.trainer.skipped) == (True, 3)
+    assert fit.trainer.learner.guard.seen == 3, "the student had its turn at step 4"
+    assert all(isfinite(float(tensor.sum())) for tensor in fit.trainer.tensors().values())
+    fit.trainer.go_back(position)
+    assert (fake.guard.in_a_row, fake.guard.skipped, fit.trainer.retry) == (0, 3, 1)
+    assert not fit.trainer.skipping
+
+
+def test_in_a_recipe(straight: Path) -> None:
+    """The stage is read back from the run's recipe by its import path, its model is sampled, its cost is counted."""
+    recipe = recipe_with()
+    assert differences(resolve(str(straight / "recipe.toml")), recipe) == []
+    assert 'objective = "test_turns:TurnsStage"' in to_toml(recipe)
+    assert Model.load(straight / "1-turns" / "model").sample(2).shape == (2, 1, 8, 8)
+    memory = estimate(recipe, recipe.stages["turns"]).memory
+    weights = 4 * estimate(recipe, recipe.stages["turns"]).parameters
+    assert (memory.weights, memory.optimizer, memory.helpers) == (2 * weights, 4 * weights, 2 * weights)
