@@ -123,7 +123,7 @@ def test_batch_shared_by_processes_and_micro_batches() -> None:
 @pytest.mark.parametrize("key", ["image_shape", "classes"])
 def test_what_the_data_would_say_must_be_stated(key: str) -> None:
     recipe = resolve("digits", [f"{key}=none"])
-    with pytest.raises(TcmError, match=f"digits: {key} is not set, so that costs cannot be computed"):
+    with pytest.raises(TcmError, match=f"digits: {key} is not set, so costs cannot be computed"):
         estimate(recipe, recipe.stages["diffusion"])
 
 

@@ -149,7 +149,7 @@ WRONG_OVERRIDES = {
     ),
     "digits truncated.w_b=-1": ("digits: truncated: w_b=-1, the weight of the boundary loss, must not lie below 0"),
     "digits diffusion.label_dropout=1": (
-        "digits: diffusion: label_dropout=1 is no probability below 1; use 0 for none"
+        "digits: diffusion: label_dropout=1 must be at least 0 and below 1; use 0 for none"
     ),
     "digits truncated.batch=4 truncated.rho=0.9999999999": (
         "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, and there must be at least one "
@@ -188,7 +188,7 @@ WRONG_OVERRIDES = {
         "overrides: order names the unknown stage 'stage1'; the stages are diffusion, consistency, truncated"
     ),
     "digits consistency.teacher=difusion": (
-        "digits: consistency.teacher='difusion' is no earlier stage; did you mean 'diffusion'? "
+        "digits: consistency.teacher='difusion' is not an earlier stage; did you mean 'diffusion'? "
         "(a model folder needs a slash: ./difusion)"
     ),
     "digits truncated.teacher=consistency": (

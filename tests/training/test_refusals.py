@@ -194,7 +194,7 @@ def test_a_run_that_cannot_be(tmp_path: Path) -> None:
 
 def test_sharing_alone(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(), tmp_path, sharded=True) == (
-        "shard shares the weights among processes, and there is one; start them with torchrun"
+        "--shard needs several processes, and there is one; start them with torchrun"
     )
 
 

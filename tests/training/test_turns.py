@@ -16,6 +16,8 @@ import torch
 from inprocess import ALONE, DEFAULTS, train
 from launching import lines, tiny_recipe
 from rich.console import Console
+from tcm.training.progress import StageProgress
+from tcm.training.signals import StopRequest
 from torch import Tensor
 
 from tcm.data import open_dataset
@@ -32,11 +34,9 @@ from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
 from tcm.training.checkpoint import Checkpoints, Position
-from tcm.training.fit import Fit
 from tcm.training.metrics import MetricsFile
-from tcm.training.progress import StageProgress
 from tcm.training.run import Run
-from tcm.training.signals import StopRequest
+from tcm.training.stage_loop import StageLoop
 from tcm.training.start import Sources, card_of, stage_models
 from tcm.weights import Model
 
@@ -125,14 +125,14 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begin(folder: Path, straight: Path, recipe: Recipe) -> Fit:
+def begin(folder: Path, straight: Path, recipe: Recipe) -> StageLoop:
     """The stage of turns in a folder of its own, with the other run's teacher."""
     stage, dataset = recipe.stages["turns"], open_dataset("digits")
     card = card_of(recipe, "turns", dataset.shape, Classes(10))
     models = stage_models(recipe, "turns", card, Sources({"diffusion": straight / "0-diffusion" / "model"}, None))
     trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer("turns", models)
     folder.mkdir(exist_ok=True)
-    return Fit(
+    return StageLoop(
         trainer,
         Batches(dataset, seed=recipe.seed, batch=stage.batch),
         card,
@@ -145,7 +145,7 @@ def begin(folder: Path, straight: Path, recipe: Recipe) -> Fit:
     )
 
 
-def snapshot(fit: Fit) -> dict[str, Tensor]:
+def snapshot(fit: StageLoop) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
 
 
@@ -222,7 +222,7 @@ def test_stopped_and_resumed_bit_for_bit(straight: Path, tmp_path: Path) -> None
 def test_the_follower_is_the_average_of_the_student(straight: Path, tmp_path: Path) -> None:
     """θ̄_n = ½^n θ_0 + Σ_k ½^(n − k + 1) θ_k over the student's updates, also across a resume."""
 
-    def weights(fit: Fit, role: str) -> Tensor:
+    def weights(fit: StageLoop, role: str) -> Tensor:
         return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.models[role].parameters()]).double()
 
     fit = begin(tmp_path / "turns", straight, recipe_with())

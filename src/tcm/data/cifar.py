@@ -46,7 +46,9 @@ def binary_batch(images: Pixels, labels: Indices) -> bytes:
 def parse_binary(data: bytes, source: str) -> tuple[Pixels, Indices]:
     """Read the binary version: records of one label byte and 3072 pixels."""
     if not data or len(data) % (_PIXELS + 1):
-        raise TcmError(f"{source} has {len(data):,} bytes, no multiple of {_PIXELS + 1}; copy or download it again")
+        raise TcmError(
+            f"{source} has {len(data):,} bytes, which is not a multiple of {_PIXELS + 1}; copy or download it again"
+        )
     records = np.frombuffer(data, np.uint8).reshape(-1, _PIXELS + 1)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 

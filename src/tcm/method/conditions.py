@@ -103,7 +103,7 @@ class Classes:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise TcmError(f"count={self.count} classes are none; leave the condition out")
+            raise TcmError(f"count={self.count}: a class condition needs at least one class; leave the condition out")
 
     def __str__(self) -> str:
         return f"{self.count} classes"

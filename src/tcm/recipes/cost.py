@@ -157,12 +157,12 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
 def _shape_and_condition(recipe: Recipe) -> tuple[ImageShape, Classes | None]:
     if recipe.image_shape is None:
         raise TcmError(
-            f"{recipe.name}: image_shape is not set, so that costs cannot be computed without the data; "
+            f"{recipe.name}: image_shape is not set, so costs cannot be computed without the data; "
             f"add it, such as image_shape = [3, 32, 32]"
         )
     if recipe.conditional and recipe.classes is None:
         raise TcmError(
-            f"{recipe.name}: classes is not set, so that costs cannot be computed without the data; "
+            f"{recipe.name}: classes is not set, so costs cannot be computed without the data; "
             f"add it, such as classes = 10"
         )
     return recipe.image_shape, Classes(recipe.classes) if recipe.conditional and recipe.classes else None

@@ -220,4 +220,6 @@ def _check_name(recipe: Recipe, name: str, role: Role, choices: list[str]) -> No
         raise TcmError(f"{name}.{key}={value!r} does not come before {name!r}; {one_of}")
     near = get_close_matches(value, choices, 1)
     advice = f"did you mean {near[0]!r}?" if near else one_of
-    raise TcmError(f"{name}.{key}={value!r} is no earlier stage; {advice} (a model folder needs a slash: ./{value})")
+    raise TcmError(
+        f"{name}.{key}={value!r} is not an earlier stage; {advice} (a model folder needs a slash: ./{value})"
+    )

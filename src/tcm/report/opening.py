@@ -110,7 +110,7 @@ def recipe_differences(runs: Sequence[ObservedRun]) -> str:
             parts.append(table(["key", first.name, other.name], rows, "long"))
         else:
             parts.append(paragraph(f"{first.name} and {other.name} have the same recipe."))
-    return section("What differs", "The keys of the recipes that are not the same; all else is.", *parts)
+    return section("What differs", "The recipe keys that differ; everything else is identical.", *parts)
 
 
 def in_progress(runs: Sequence[ObservedRun]) -> str:

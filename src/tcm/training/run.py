@@ -201,7 +201,7 @@ class Run:
 
     def _check_processes(self) -> None:
         if self.settings.sharded and not dist.is_initialized():
-            raise TcmError("shard shares the weights among processes, and there is one; start them with torchrun")
+            raise TcmError("--shard needs several processes, and there is one; start them with torchrun")
         for name, stage in self.recipe.stages.items():
             share = self.processes.count * stage.accumulation
             if stage.batch % share:

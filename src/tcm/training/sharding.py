@@ -10,10 +10,8 @@ def shard(denoiser: Denoiser) -> None:
     """Share the weights, gradients and optimiser state of a denoiser among the processes, block by block (FSDP2)."""
 
     _widen_scalars(denoiser)
-    for module in denoiser.modules():
-        if isinstance(module, nn.ModuleList):
-            for block in module:
-                fully_shard(block)
+    for block in denoiser.network.blocks():
+        fully_shard(block)
     if denoiser.uncertainty is not None:
         fully_shard(denoiser.uncertainty)  # the loss calls it by itself
     # The root too gives its weights back after each pass: averages are exchanged between passes.

@@ -22,7 +22,7 @@ class Diffusion(Objective):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_dropout < 1:
-            raise TcmError(f"label_dropout={self.label_dropout:g} is no probability below 1; use 0 for none")
+            raise TcmError(f"label_dropout={self.label_dropout:g} must be at least 0 and below 1; use 0 for none")
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         """Draw and compute."""
