@@ -122,7 +122,10 @@ def parts(settings: Settings, case: Case) -> Times:
         {
             "data": lambda: to_float(next(loaded_batches).images),
             "times, noise and masks": draw,
-            "metrics": lambda: (training._bin(losses), window.add({"loss": 0.0}, 1.0, [0.0] * 20, case.batch)),
+            "metrics": lambda: (
+                training._bin(losses),
+                window.add({"loss": 0.0, "gradient_norm": 1.0}, [0.0] * 20, case.batch),
+            ),
             "gradient norm": training.learner.clip,
             "guard": lambda: judge(training.stage.guard, GuardState(), 1.0, 1.0),
             "averages": lambda: [average.update(student, 1) for average in training.learner.averages],

@@ -16,13 +16,13 @@ import torch
 from inprocess import ALONE, DEFAULTS, train
 from launching import lines, tiny_recipe
 from rich.console import Console
-from tcm.training.progress import StageProgress
-from tcm.training.signals import StopRequest
 from torch import Tensor
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
+from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.randomness import SampleStreams
+from tcm.foundation.signals import StopRequest
 from tcm.method.averaging import ConstantDecay
 from tcm.method.conditions import Classes
 from tcm.method.objectives import Batch, Losses, Models, Objective
@@ -139,7 +139,7 @@ def begin(folder: Path, straight: Path, recipe: Recipe) -> StageLoop:
         recipe.t_max,
         folder,
         Checkpoints(folder / "state", stage.keep, ALONE),
-        StageProgress(Console(file=StringIO()), "turns", stage.steps, None, None),
+        PrintedProgress(Console(file=StringIO()), "turns", stage.steps),
         MetricsFile(folder / "metrics.jsonl"),
         [],
     )
