@@ -88,6 +88,7 @@ def test_train_sample_report(folder: Path, recipe: str, stages: tuple[str, ...],
 @pytest.fixture
 def _on_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.chdir(folder)
     yield
     forget()
@@ -172,6 +173,17 @@ def test_a_module_in_the_working_folder_is_not_on_the_path(folder: Path, tmp_pat
     )
 
 
+def test_a_module_beside_a_strangers_recipe_is_not_imported(folder: Path, tmp_path: Path) -> None:
+    """`python -m tcm` puts the working folder on Python's path; what lies there is not run all the same."""
+    (tmp_path / "trap.py").write_text("open('sprung', 'w').close()\n")
+    (tmp_path / "theirs.toml").write_text('extends = "digits"\n[network]\nkind = "trap:Config"\n')
+    command = [sys.executable, "-m", "tcm", "train", "theirs.toml"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "network.kind='trap:Config' lies in the working folder" in ended.stderr.replace("\n", " ")
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a package declares them that pip has installed: a .dist-info folder beside the modules."""
     about = tmp_path / "segments-1.0.dist-info"
@@ -191,6 +203,7 @@ def test_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TcmError, match=r"segment.objective='one-segment' is unknown"):
         resolve("segments.toml")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     forget()
     recipe = resolve("segments.toml")
     assert recipe.stages["segment"].objective == "one-segment"

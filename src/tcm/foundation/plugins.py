@@ -1,10 +1,14 @@
 """Classes that people add from outside, found by Python's own means: an entry point or an import path."""
 
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -48,9 +52,21 @@ def read_table(table: object, key: str, find: Callable[[str], type[BaseModel]]) 
 
 
 def _imported(key: str, name: str, module: str, attribute: str) -> object:
+    if module not in sys.modules and _lies_in_working_folder(module):
+        raise KeyInTable(f"{key}={name!r} lies in the working folder; if you trust it, put that folder on PYTHONPATH")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
         remedy = "put its module on the Python path" if absent else "correct its module, or the name"
         raise KeyInTable(f"{key}={name!r} cannot be imported ({error}); {remedy}") from error
+
+
+def _lies_in_working_folder(module: str) -> bool:
+    """`python -m` puts the working folder on the path, and there may lie a stranger's files."""
+    found = find_spec(module.partition(".")[0]) if module.partition(".")[0].isidentifier() else None
+    if found is None or found.origin is None:
+        return False
+    here = Path.cwd()
+    trusted = {Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    return here in Path(found.origin).parents[:2] and here not in trusted
