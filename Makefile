@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: help setup demo test test-portable test-gpu check bench clean
+.PHONY: help setup demo test coverage test-portable test-gpu check bench clean
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -24,6 +24,9 @@ demo: .venv/.user  ## train the whole method on handwritten digits, measure it, 
 	$(BIN)/tcm demo
 
 test: .venv/.dev  ## run the tests; those of the report need a browser (Debian: apt-get install chromium)
+	$(PYTEST)
+
+coverage: .venv/.dev  ## run the tests and show which lines they leave out
 	$(PYTEST) --cov=tcm --cov-report=term:skip-covered
 
 test-portable: .venv/.dev  ## run the numerical tests with the lowest instruction set, as the oldest CPU would
