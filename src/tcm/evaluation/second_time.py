@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tcm.evaluation.evaluate import evaluate_model
@@ -13,7 +14,7 @@ from tcm.evaluation.sharing import ALONE
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
-from tcm.method.sampling import check_times
+from tcm.method.sampling import ConsistencySampler, check_times
 from tcm.weights import Model
 
 GRID_POINTS = 8
@@ -39,8 +40,8 @@ def search_time(
     >>> rows = search_time(model, "digits", range(2000), [0.5, 1, 2], reference)  # doctest: +SKIP
     >>> best, score = min(rows, key=lambda row: row[1].value)  # doctest: +SKIP
     """
-    if not model.sampler.generates_at_once:
-        raise TcmError(f"{name} is a diffusion model, which takes no second time; give a consistency model")
+    if not isinstance(model.sampler, ConsistencySampler):
+        raise TcmError(f"{name} is a {model.sampler.model} model, which takes no second time; give a consistency model")
     for t in grid:
         check_times(model.denoiser, [model.card.t_max, t])
     for t in grid:
@@ -51,7 +52,8 @@ def search_time(
 
 def save_second_time(folder: Path, model: Model, t: float) -> None:
     """Write t into the folder's config.json as the time of the second step."""
-    card = model.card.model_copy(update={"second_time": t})
+    assert isinstance(model.sampler, ConsistencySampler), "search_time sees to it"
+    card = model.card.model_copy(update={"sampler": replace(model.sampler, second_time=t)})
     with atomic_write(folder / "config.json") as file:
         file.write((card.model_dump_json(indent=2) + "\n").encode())
 

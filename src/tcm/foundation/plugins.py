@@ -9,9 +9,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tcm.foundation.errors import KeyInTable, TcmError, describe_first
 
@@ -37,15 +37,28 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, 
     return cast(type[Base], found)
 
 
-def read_table(table: object, key: str, find: Callable[[str], type[BaseModel]]) -> object:
-    """What a table describes, by the class that its `key` names; its field refuses what is no such table."""
+def all_classes(ours: Mapping[str, type[Base]], base: type, group: str) -> dict[str, type[Base]]:
+    """Ours, and those of installed packages' entry points in `group`, by name."""
+    return {**ours} | {
+        entry.name: find_class("kind", entry.name, ours, base, group) for entry in entry_points(group=group)
+    }
+
+
+def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
+    """What a table describes, by the class that its `key` names (a pydantic model or a dataclass, of which unknown keys
+    are errors); its field refuses what is no such table.
+    """
     if not isinstance(table, dict):
         return table
     if not isinstance(table.get(key), str):
         return {key: table[key]} if key in table else {}
     model = find(table[key])
+    # pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
+    adapter: TypeAdapter[object] = TypeAdapter(
+        cast(Any, model | None), config=ConfigDict(extra="forbid", allow_inf_nan=False)
+    )
     try:
-        return model.model_validate_json(json.dumps(table), strict=True)
+        return adapter.validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         within, problem = describe_first(error, model)
         raise (KeyInTable if within else TcmError)(problem) from error

@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-SHOWN = ("loss", "denoising", "consistency", "boundary", "gradient_norm")
 
 
 class StageProgress(Protocol):
@@ -23,8 +21,8 @@ class StageProgress(Protocol):
         """`step` steps are done."""
         ...
 
-    def report(self, step: int, values: dict[str, Any]) -> None:
-        """The numbers of a window."""
+    def report(self, step: int, means: dict[str, float], images_per_second: float) -> None:
+        """The losses and gradient norms of a window, and its speed."""
         ...
 
     def say(self, message: str) -> None:
@@ -44,8 +42,8 @@ class PrintedProgress:
     def at(self, step: int) -> None:
         """Too often for a line."""
 
-    def report(self, step: int, values: dict[str, Any]) -> None:
-        self._print(f"{self._stage} {step}/{self._steps}  {_numbers(values)}")
+    def report(self, step: int, means: dict[str, float], images_per_second: float) -> None:
+        self._print(f"{self._stage} {step}/{self._steps}  {_numbers(means, images_per_second)}")
 
     def say(self, message: str) -> None:
         self._print(f"{self._stage}: {message}")
@@ -71,9 +69,9 @@ class LiveProgress(PrintedProgress):
         if self._task is not None:
             self._live.update(self._task, completed=step)
 
-    def report(self, step: int, values: dict[str, Any]) -> None:
+    def report(self, step: int, means: dict[str, float], images_per_second: float) -> None:
         if self._task is not None:
-            self._live.update(self._task, numbers=_numbers(values))
+            self._live.update(self._task, numbers=_numbers(means, images_per_second))
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ class SentProgress:
     def at(self, step: int) -> None:
         self._call(methodcaller("at", step))
 
-    def report(self, step: int, values: dict[str, Any]) -> None:
-        self._call(methodcaller("report", step, values))
+    def report(self, step: int, means: dict[str, float], images_per_second: float) -> None:
+        self._call(methodcaller("report", step, means, images_per_second))
 
     def say(self, message: str) -> None:
         self._call(methodcaller("say", message))
@@ -142,6 +140,5 @@ def heard_progress(console: Console) -> Iterator[Callable[[ProgressMessage], Non
         yield hear
 
 
-def _numbers(values: dict[str, Any]) -> str:
-    parts = [f"{name} {values[name]:.4g}" for name in SHOWN if name in values]
-    return "  ".join([*parts, f"{values['images_per_second']:.0f} images/s"])
+def _numbers(means: dict[str, float], images_per_second: float) -> str:
+    return "  ".join([*(f"{name} {value:.4g}" for name, value in means.items()), f"{images_per_second:.0f} images/s"])

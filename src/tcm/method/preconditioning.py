@@ -20,7 +20,8 @@ class Network(nn.Module, ABC):
     """The free-form F_θ(x, c_noise): what every network offers.
 
     Dropout is an argument, not a mode: a mask is drawn once per sample and can be replayed for any subset,
-    so that student and target share it.
+    so that student and target share it. Networks are in eval mode throughout, in training too: nothing that a mode
+    switches on (torch's own dropout, statistics of a batch) could be replayed or resumed.
     """
 
     dropout: float = 0.0
@@ -39,7 +40,7 @@ class Network(nn.Module, ABC):
 
     def published_names(self) -> dict[str, str]:
         """The name of each of its tensors in the reference's checkpoints."""
-        raise TcmError(f"network={type(self).__name__} has no names in the reference; DDPM++ and EDM2 have")
+        raise TcmError(f"network={type(self).__name__} has no names in the reference")
 
     def published_constants(self) -> dict[str, Tensor]:
         """Constants that the reference's checkpoints hold besides the weights."""
@@ -125,6 +126,7 @@ class Denoiser(nn.Module):
         self.t_min = t_min
         self.t_max = t_max
         self.uncertainty = uncertainty
+        self.eval()
 
     def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
         """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""

@@ -6,7 +6,7 @@ A sampler is a generator over its steps; the last step's `x` are the images.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,15 +57,17 @@ def heun_steps(
         yield SamplingStep(t, x_t, x)
 
 
-SamplerName = Literal["consistency", "heun"]
-
-
+@dataclass(frozen=True)
 class Sampler(ABC):
-    """How a model is sampled: what its card names."""
+    """How a model is sampled: its card holds the fields, and `kind` names the class, such as `module:Class`."""
 
-    usual_steps: tuple[int, ...]
+    kind: str
+
+    model: ClassVar[str]
+    """What people call a model that is sampled in this way."""
+    usual_steps: ClassVar[tuple[int, ...]]
     """The numbers of steps that a report shows and measures; the first is the default."""
-    generates_at_once: bool
+    generates_at_once: ClassVar[bool]
     """Whether one evaluation gives an image: then its denoising at each t is worth measuring too."""
 
     @abstractmethod
@@ -97,10 +99,16 @@ class Sampler(ABC):
 class ConsistencySampler(Sampler):
     """A consistency model: x ← f(x + t ε, t) at T, then down to `second_time`."""
 
-    second_time: float
+    kind: Literal["consistency"] = "consistency"
+    second_time: float = 1.0
 
+    model = "consistency"
     usual_steps = (1, 2)
     generates_at_once = True
+
+    def __post_init__(self) -> None:
+        if not self.second_time > 0:
+            raise TcmError(f"second_time={self.second_time:g} must lie above 0")
 
     def times(self, f: Denoiser, steps: int) -> list[float]:
         """The times of `steps` steps."""
@@ -138,6 +146,9 @@ class ConsistencySampler(Sampler):
 class HeunSampler(Sampler):
     """A diffusion model: Heun's method along the probability-flow ODE."""
 
+    kind: Literal["heun"] = "heun"
+
+    model = "diffusion"
     usual_steps = (18,)
     generates_at_once = False
 

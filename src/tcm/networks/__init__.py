@@ -4,24 +4,24 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from tcm.foundation.plugins import find_class, read_table
+from tcm.foundation.plugins import all_classes, find_class, read_table
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.edm2 import EDM2Config
 
-__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "network_class"]
+__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "networks"]
 
 NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config}
 
 
-def network_class(kind: str) -> type[NetworkConfig]:
-    """The config of a kind: one of ours, an entry point of the group `tcm.networks`, or `module:Class`."""
-    return find_class("kind", kind, NETWORKS, NetworkConfig, "tcm.networks")
+def networks() -> dict[str, type[NetworkConfig]]:
+    """Our kinds of networks, and those of installed packages."""
+    return all_classes(NETWORKS, NetworkConfig, "tcm.networks")
 
 
 def _read(table: Any) -> Any:
-    return read_table(table, "kind", network_class)
+    return read_table(table, "kind", lambda kind: find_class("kind", kind, NETWORKS, NetworkConfig, "tcm.networks"))
 
 
 AnyNetwork = Annotated[SerializeAsAny[NetworkConfig], BeforeValidator(_read)]
-"""A network's config, read from a table by its `kind`."""
+"""A network's config, read from a table by its `kind`: ours, an entry point of `tcm.networks`, or `module:Class`."""

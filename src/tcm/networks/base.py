@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
@@ -21,8 +22,14 @@ class NetworkConfig(BaseModel):
     kind: str
     dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that an activation is dropped")
 
+    replays_dropout: ClassVar[bool] = False
+    """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""
     published_types: ClassVar[tuple[str, ...]] = ()
-    """The names of the reference's classes that are this network."""
+    """The names of the reference's classes that are this network; the first is the usual one."""
+    published_defaults: ClassVar[Mapping[str, object]] = {}
+    """The arguments of the reference's class where none are given."""
+    published_mark: ClassVar[str | None] = None
+    """A regular expression for the name of the one tensor that tells where in a file the network begins."""
 
     @abstractmethod
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> Network:
@@ -36,6 +43,21 @@ class NetworkConfig(BaseModel):
         """The config of the reference's constructor arguments."""
         raise TcmError(f"a {cls.__name__} has no published checkpoints")
 
+    @classmethod
+    def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
+        """Of the arguments that a file gives to the reference's class, those that matter; an error for unsound ones."""
+        raise TcmError(f"a {cls.__name__} has no published checkpoints")
+
+    @classmethod
+    def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
+        """The arguments that fit the published tensors, and those of the preconditioning; None if it is not them."""
+        return None
+
+    @classmethod
+    def published_left_out(cls, weights: Mapping[str, Tensor]) -> dict[str, str]:
+        """The published tensors that its network has no use for, each with the reason."""
+        return {}
+
     def published_arguments(self) -> dict[str, object]:
         """The reference's constructor arguments."""
-        raise TcmError(f"network.kind={self.kind!r} has no published form; DDPM++ and EDM2 have")
+        raise TcmError(f"network.kind={self.kind!r} has no published form")

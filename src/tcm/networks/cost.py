@@ -71,8 +71,25 @@ class _FusedAttention(TorchFunctionMode):
         options: Mapping[str, Any] | None = None,
     ) -> Any:
         if function is torch.nn.functional.scaled_dot_product_attention:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*arguments)[0]
+            return _fused_attention(*arguments, **(options or {}))
         return function(*arguments, **(options or {}))
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 class _SavedBytes:

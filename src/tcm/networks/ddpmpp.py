@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from math import sqrt
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field
@@ -34,6 +34,7 @@ from tcm.networks.layers import (
     split_heads,
     translate,
 )
+from tcm.networks.published import infer
 
 PUBLISHED_PARTS = {
     "norm_0": "norm0",
@@ -66,6 +67,12 @@ class DDPMppConfig(UNetConfig):
     noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
 
     published_types: ClassVar[tuple[str, ...]] = ("SongUNet",)
+    published_defaults: ClassVar[Mapping[str, object]] = {
+        "model_channels": 128,
+        "channel_mult": [1, 2, 2, 2],
+        "num_blocks": 4,
+        "dropout": 0.1,
+    }
 
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "DDPMpp":
         self.check(image_shape)
@@ -87,6 +94,17 @@ class DDPMppConfig(UNetConfig):
         """The blocks of the encoder and of the decoder."""
         encoder = encoder_plan(self, image_shape, image_shape[0], self.channels)
         return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=False)
+
+    @classmethod
+    def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
+        """EDM's SongUNet; ADM, whose tensors have much the same names, has an `out_norm`."""
+        found = infer(weights, width="conv1", attention="qkv", one_more_input=False)
+        if found is None or any(name.endswith("out_norm.weight") for name in weights):
+            return None
+        noise = next((tensor for name, tensor in weights.items() if name.endswith("map_layer0.weight")), None)
+        if noise is not None and noise.ndim == 2 and found["model_channels"]:
+            found["channel_mult_noise"] = noise.shape[1] // cast(int, found["model_channels"])
+        return found | ({"embedding_type": "fourier"} if any("map_noise." in name for name in weights) else {})
 
     @classmethod
     def from_published(cls, arguments: Mapping[str, object]) -> Self:

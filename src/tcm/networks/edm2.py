@@ -33,6 +33,7 @@ from tcm.networks.layers import (
     split_heads,
     translate,
 )
+from tcm.networks.published import infer
 
 CHANNELS_PER_HEAD = 64
 LABEL_BALANCE, SKIP_BALANCE, RESIDUAL_BALANCE, ATTENTION_BALANCE = 0.5, 0.5, 0.3, 0.3
@@ -68,7 +69,13 @@ class EDM2Config(UNetConfig):
     )
     dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")
 
-    published_types: ClassVar[tuple[str, ...]] = ("EDM2UNet", "UNet")
+    published_types: ClassVar[tuple[str, ...]] = ("UNet", "EDM2UNet")
+    published_defaults: ClassVar[Mapping[str, object]] = {
+        "model_channels": 192,
+        "channel_mult": [1, 2, 3, 4],
+        "num_blocks": 3,
+        "dropout": 0.0,
+    }
 
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "EDM2":
         self.check(image_shape)
@@ -91,6 +98,17 @@ class EDM2Config(UNetConfig):
         # One more input channel, of ones, takes the place of biases.
         encoder = encoder_plan(self, image_shape, image_shape[0] + 1, self.channels * self.channel_mult[0])
         return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=True)
+
+    @classmethod
+    def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
+        found = super().check_published(arguments)
+        if "channel_mult_noise" in found:
+            raise TcmError(f"channel_mult_noise={found['channel_mult_noise']} is not supported for EDM2")
+        return found
+
+    @classmethod
+    def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
+        return infer(weights, width="conv_res1", attention="attn_qkv", one_more_input=True)
 
     @classmethod
     def from_published(cls, arguments: Mapping[str, object]) -> Self:

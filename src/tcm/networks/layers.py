@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.networks.published import checked
 
 Resample = Literal["keep", "up", "down"]
 
@@ -26,6 +27,9 @@ class UNetConfig(NetworkConfig):
     blocks: int = Field(gt=0, description="residual blocks per level")
     attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
 
+    replays_dropout: ClassVar[bool] = True
+    published_mark: ClassVar[str | None] = r"enc\.(?P<side>\d+)x(?P=side)_conv\.weight"
+
     def check(self, image_shape: ImageShape) -> None:
         """Refuse images that the levels do not divide."""
         step = 2 ** (len(self.channel_mult) - 1)
@@ -35,6 +39,22 @@ class UNetConfig(NetworkConfig):
                     f"image {name}={size} is not a multiple of {step}, which the {len(self.channel_mult)} levels of "
                     f"channel_mult={list(self.channel_mult)} need; resize the images or use fewer levels"
                 )
+
+    @classmethod
+    def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
+        return checked(arguments)
+
+    @classmethod
+    def published_left_out(cls, weights: Mapping[str, Tensor]) -> dict[str, str]:
+        reasons = {}
+        for name, tensor in weights.items():
+            if "map_augment." in name:
+                reasons[name] = "conditions on augmentations, of which there are none here"
+            elif name.endswith("resample_filter"):
+                if tensor.numel() != 4 or not torch.allclose(tensor.float(), torch.full_like(tensor.float(), 0.25)):
+                    raise TcmError(f"{name} is not the filter [1, 1]; NCSN++ and other filters are not supported")
+                reasons[name] = "the constant filter [1, 1]"
+        return reasons
 
     def published_arguments(self) -> dict[str, object]:
         """What the reference's U-Nets have in common."""

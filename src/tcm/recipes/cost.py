@@ -7,7 +7,7 @@ from tcm.method.conditions import Classes
 from tcm.networks import ImageShape
 from tcm.networks.cost import network_cost
 from tcm.recipes.schema import Recipe, network_of
-from tcm.recipes.stages import Stage
+from tcm.recipes.stages import Role, Stage
 
 GRADIENT_PASS, TANGENT_PASS = 3, 2
 """A forward and backward pass costs about three forward passes, one with a tangent about two."""
@@ -75,21 +75,23 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     >>> estimate(cifar10, cifar10.stages["truncated"]).parameters
     55732739
     """
-    network = network_cost(network_of(recipe, stage), *_shape_and_condition(recipe))
+    shape = _shape_and_condition(recipe)
+    network = network_cost(network_of(recipe, stage), *shape)
     rows = stage.rows()
     passes = GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
-    step_flops = passes * network.forward_flops * stage.batch
+    step_flops = int(passes * network.forward_flops * stage.batch)
     half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
-    weights = 4 * network.parameters
-    roles = list(stage.roles(recipe).values())
-    trained = 1 + sum(role.trained for role in roles)
+    # Of a model from elsewhere only the source knows the network: it is taken to be the student's.
+    roles = ({"student": Role(trained=True)} | stage.roles(recipe)).values()
+    sizes = [(role, 4 * network_cost(network_of(recipe, stage, role), *shape).parameters) for role in roles]
+    weights = sum(size for role, size in sizes if role.trained)
     memory = Memory(
-        weights=trained * weights,
-        gradients=trained * weights,
-        optimizer=trained * 2 * weights,
-        averages=trained * len(stage.averages) * weights,
-        helpers=sum(weights // (2 if role.precision == "bf16" else 1) for role in roles if not role.trained),
+        weights=weights,
+        gradients=weights,
+        optimizer=2 * weights,
+        averages=sum(len((role.optimization or stage).averages) * size for role, size in sizes if role.trained),
+        helpers=sum(size // (2 if role.precision == "bf16" else 1) for role, size in sizes if not role.trained),
         kept_once=network.saved_once // half,
         activations=network.saved_per_image // half * micro_batch,
     )
@@ -140,9 +142,9 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     """
     cost = estimate(recipe, stage, gpus)
     sent = 4 * cost.parameters * (gpus - 1) / gpus
-    # The student's weights are gathered forward and backward; f^trunc calls student and frozen model, rows or none.
-    rows, roles = stage.rows(), stage.roles(recipe)
-    gathers = 2 * rows.gradient + rows.tangent + rows.plain + ("frozen" in roles)
+    # The student's weights are gathered forward and backward.
+    rows = stage.rows()
+    gathers = 2 * rows.gradient + rows.tangent + rows.plain + rows.idle
     micro_batches = stage.accumulation
     link = WITHIN_NODE if gpus <= GPUS_PER_NODE else BETWEEN_NODES
     return Scaling(

@@ -10,42 +10,38 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tcm.method.averaging import ConstantDecay, PowerDecay
-from tcm.method.curriculum import Curriculum
-from tcm.method.distances import PseudoHuber, SquaredL2
-from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import NETWORKS
 from tcm.recipes.resolve import TAGS, toml_value
 from tcm.recipes.schema import DataSpec, Recipe
-from tcm.recipes.stages import STAGES, GuardSpec, PairsStage, Stage
+from tcm.recipes.stages import STAGES, GuardSpec, Stage
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
 MARK = "<!-- Below this line: written by `python -m tcm.recipes.key_tables docs/recipes.md`. -->"
+
+
+def _sections_of_stages() -> list[tuple[str, type[BaseModel], type[BaseModel] | None]]:
+    """The keys that each stage adds; those that objectives share stand where the first of them needs them."""
+    objectives: dict[type[BaseModel], list[str]] = {}
+    for objective, stage in STAGES.items():
+        for model in reversed(stage.__mro__):
+            if issubclass(model, Stage) and model is not Stage:
+                objectives.setdefault(model, []).append(f"`{toml_value(objective)}`")
+    return [
+        (f"`objective = {' or '.join(names).removeprefix('`')}: also", model, model.__bases__[0])
+        for model, names in objectives.items()
+    ]
+
 
 SECTIONS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None], ...] = (
     ("The recipe", Recipe, None),
     ("`[data]`", DataSpec, None),
     *((f"`[network]` with `kind = {toml_value(kind)}`", config, None) for kind, config in NETWORKS.items()),
     ("`[stages.NAME]`: every stage", Stage, None),
-    ('`objective = "diffusion"`: also', STAGES["diffusion"], Stage),
-    ('`objective = "consistency"` or `"truncated"`: also', PairsStage, Stage),
-    ('`objective = "consistency"`: also', STAGES["consistency"], PairsStage),
-    ('`objective = "truncated"`: also', STAGES["truncated"], PairsStage),
+    *_sections_of_stages(),
     ("`guard`", GuardSpec, None),
 )
 """Title, model, and the model whose keys an earlier section has described."""
-
-VALUES: tuple[tuple[str, type], ...] = (
-    ("`times`", LogNormal),
-    ("`times`", LogStudentT),
-    ("`curriculum`", Curriculum),
-    ("`distance`", PseudoHuber),
-    ("`distance`", SquaredL2),
-    ("one of `averages`", ConstantDecay),
-    ("one of `averages`", PowerDecay),
-)
-"""Keys whose values are those of `tcm.method` itself."""
 
 
 def reference() -> str:
@@ -63,14 +59,27 @@ def reference() -> str:
 
 
 def _values() -> list[str]:
+    """Keys whose values are those of `tcm.method` itself."""
     lines = ["### Values of the method", "", "| key | table | meaning |", "|---|---|---|"]
-    for key, kind in VALUES:
+    found = {
+        (name, kind): None
+        for _, model, _ in SECTIONS
+        for name, field in model.model_fields.items()
+        for kind in _dataclasses(field.annotation)
+    }
+    for key, kind in found:
         fields = dataclasses.fields(kind)
         shown = {field.name: "…" if field.default is dataclasses.MISSING else field.default for field in fields}
         table = toml_value(shown).replace('"…"', "…")
         first = (kind.__doc__ or "").splitlines()[0]
-        lines.append(f"| {key} | `{table}` | {first} |")
+        lines.append(f"| `{key}` | `{table}` | {first} |")
     return [*lines, ""]
+
+
+def _dataclasses(annotation: Any) -> list[type]:
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return [annotation]
+    return [kind for argument in get_args(annotation) for kind in _dataclasses(argument)]
 
 
 def renewed(page: str) -> str:

@@ -9,9 +9,11 @@ from pydantic import Field, model_validator
 
 from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
+from tcm.method.sampling import Sampler
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
-from tcm.recipes.stages.base import CONTINUE, Count, Positive
+from tcm.recipes.stages.base import CONTINUE
+from tcm.recipes.stages.optimization import Count, Positive
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -73,15 +75,21 @@ class Recipe(Setting):
         for name, stage in self.stages.items():
             stage.check(name, self)
             _build(self, name, stage)
-            for role in roles_of(self, name).values():
+            _check_turns(self, name)
+            for key, role in roles_of(self, name).items():
                 _check_role(self, name, role)
+                _check_dropout(name, network_of(self, stage, role))
+                if role.optimization is not None:
+                    role.optimization.check_optimization(f"{name}: {key}", stage.steps)
             _check_offset(self, name, stage)
         _check_second_time(self)
         return self
 
 
-def network_of(recipe: Recipe, stage: Stage) -> NetworkConfig:
-    """The network as a stage trains it: with the stage's dropout where it states one."""
+def network_of(recipe: Recipe, stage: Stage, role: Role | None = None) -> NetworkConfig:
+    """The network of a role, the student's by default: the recipe's, with the stage's dropout where it states one."""
+    if role is not None and isinstance(role.network, NetworkConfig):
+        return role.network
     if stage.dropout is None:
         return recipe.network
     return recipe.network.model_copy(update={"dropout": stage.dropout})
@@ -167,7 +175,7 @@ def _check_whole(recipe: Recipe) -> None:
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):
-        raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage, and there is none; set it to 0")
+        raise TcmError(f"uncertainty={recipe.uncertainty} is learned in no stage; add a diffusion stage or set it to 0")
 
 
 def _check_second_time(recipe: Recipe) -> None:
@@ -180,17 +188,41 @@ def _check_second_time(recipe: Recipe) -> None:
         )
 
 
+def _check_turns(recipe: Recipe, name: str) -> None:
+    """In each step some role that is trained must have its turn."""
+    turns, roles = recipe.stages[name].turns, roles_of(recipe, name)
+    for turn in turns:
+        if turn.role not in roles or not roles[turn.role].trained:
+            raise TcmError(
+                f"{name}: turns name {turn.role!r}, which is no trained role; give it trained=True or no turn"
+            )
+    for key, role in roles.items():
+        if role.follows is not None and (role.follows[0] not in roles or roles[role.follows[0]].follows is not None):
+            raise TcmError(f"{name}: {key} follows {role.follows[0]!r}, which is no role with weights of its own")
+    if all(turn.every != 1 for turn in turns):
+        raise TcmError(f"{name}: turns={[turn.every for turn in turns]} leave step 1 without any; give one every=1")
+
+
+def _check_dropout(name: str, network: NetworkConfig) -> None:
+    if network.dropout and not network.replays_dropout:
+        raise TcmError(
+            f"{name}: dropout={network.dropout:g} needs a network that is given its masks, and network.kind="
+            f"{network.kind!r} is not; set dropout=0.0"
+        )
+
+
 def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     """A role's model must be known, and be of the right kind where an earlier stage makes it."""
     before = stages_before(recipe, name)
-    fitting = [other for other in before if role.sampler in (None, recipe.stages[other].sampler)]
+    wanted = role.sampler or Sampler
+    fitting = [other for other in before if isinstance(recipe.stages[other].sampler(recipe.second_time), wanted)]
     previous = ["previous"] if not before or before[-1] in fitting else []
     choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
     source = source_stage(recipe, name, role)
-    if role.knows_null and source is not None and not recipe.stages[source].learns_null:
+    if role.knows_null and source is not None and (remedy := recipe.stages[source].null_remedy(source)):
         raise TcmError(
-            f"{name}.guidance needs a {role.key} that also knows images without a label; set "
-            f"{source}.label_dropout=0.1 or {name}.guidance=1.0"
+            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that also knows images without a label; "
+            f"{remedy} or {name}.{role.knows_null}"
         )
     if source is None:
         _check_name(recipe, name, role, choices)

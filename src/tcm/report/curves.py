@@ -30,12 +30,12 @@ def losses(runs: Sequence[ObservedRun]) -> str:
 
 
 def stability(runs: Sequence[ObservedRun]) -> str:
-    """Gradient norm and ratio curriculum of the consistency stages."""
+    """Gradient norm of the consistency stages, and what their objectives schedule."""
     everyone = [stage for run in runs for stage in _consistency(run.record) if stage.numbers]
     if not everyone:
         return ""
     limits = figures.gradient_limits(everyone)
-    norms, ratios = [], []
+    norms, schedules = [], []
     for run in runs:
         colours = figures.series_of(run.record.stages)
         stages = [stage for stage in _consistency(run.record) if stage.numbers]
@@ -43,16 +43,15 @@ def stability(runs: Sequence[ObservedRun]) -> str:
             svg = figures.gradient_norms(stages, colours, limits)
             caption = "Gradient norm of the consistency stages: the mean, and up to the largest as a band."
             norms.append(_plot(svg, "Gradient norm of the consistency stages", _named(run, caption, runs)))
-            svg = figures.ratios(run.record.recipe, _consistency(run.record), colours)
-            caption = (
-                "Ratio r/t of a pair's times: stage 1 tightens it step by step, stage 2 holds the limit from the start."
-            )
-            ratios.append(_plot(svg, "Ratio of the times of a pair over steps", _named(run, caption, runs)))
+            captions = {name: text for stage in stages for name, text in stage.spec.schedule_captions.items()}
+            for name, caption in captions.items():
+                svg = figures.schedule(name, run.record.recipe, _consistency(run.record), colours)
+                schedules.append(_plot(svg, f"{name} over steps", _named(run, caption, runs)))
     sentence = (
         "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
         "training, which holds the hardest pairs from its first step, should not."
     )
-    return section("Stability", sentence, _pairs(norms, ratios))
+    return section("Stability", sentence, _pairs(norms, schedules))
 
 
 def trade_off(runs: Sequence[ObservedRun]) -> str:
@@ -162,7 +161,7 @@ def _begun(run: RunRecord) -> list[StageRecord]:
 
 
 def _consistency(run: RunRecord) -> list[StageRecord]:
-    return [stage for stage in run.stages if stage.is_consistency]
+    return [stage for stage in run.stages if stage.sampler.generates_at_once]
 
 
 def _t_prime(run: RunRecord) -> float | None:

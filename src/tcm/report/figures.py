@@ -51,11 +51,11 @@ Limits = tuple[float, float] | None
 
 
 def series_of(stages: Sequence[StageRecord]) -> dict[str, int]:
-    """A colour for each stage: 0 diffusion, 1 consistency, 2 and 4 further consistency stages, 3 truncated."""
-    free = {"diffusion": [0], "consistency": [1, 2, 4], "truncated": [3, 4]}
+    """A colour for each stage: 0 if its model needs many steps, 1, 2 and 4 if one step suffices, 3 if truncated."""
+    many_steps, one_step, truncated = [0], [1, 2, 4], [3, 4]
     chosen = {}
     for stage in stages:
-        colours = free["truncated" if stage.truncated else "consistency" if stage.is_consistency else "diffusion"]
+        colours = truncated if stage.truncated else one_step if stage.sampler.generates_at_once else many_steps
         chosen[stage.name] = colours.pop(0) if len(colours) > 1 else colours[0]
     return chosen
 
@@ -113,24 +113,23 @@ def gradient_limits(stages: Sequence[StageRecord]) -> Limits:
     return (float(values.min()) / 1.2, float(values.max()) * 1.2) if len(values) else None
 
 
-def ratios(recipe: Recipe, stages: Sequence[StageRecord], colours: dict[str, int]) -> str:
-    """The ratio r/t that the recipe asks for over the steps; bold as far as the stage has come."""
+def schedule(name: str, recipe: Recipe, stages: Sequence[StageRecord], colours: dict[str, int]) -> str:
+    """What the objectives schedule over the steps under this name; bold as far as the stage has come."""
 
     def draw(axes: Axes) -> None:
         for stage in stages:
             objective = stage.spec.build(recipe)
-            if "ratio" not in objective.schedule(0):
+            if name not in objective.schedule(0):
                 continue
             steps = np.unique(np.linspace(0, stage.spec.steps - 1, 1000).astype(int))
-            values = np.array([objective.schedule(int(step))["ratio"] for step in steps])
+            values = np.array([objective.schedule(int(step))[name] for step in steps])
             colour = SERIES[colours[stage.name]]
             axes.step(steps, values, where="post", color=colour, alpha=0.35, linewidth=1)
             done = steps < stage.step
             axes.step(steps[done], values[done], where="post", **_line(colours[stage.name]), label=stage.name)
-        axes.set_ylim(min(0.5, axes.get_ylim()[0]), 1.01)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
 
-    return _figure(draw, "step of the stage", "ratio r/t")
+    return _figure(draw, "step of the stage", name)
 
 
 def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float | None, metric: str) -> str:

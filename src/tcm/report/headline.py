@@ -89,7 +89,7 @@ def denoising_curves(run: ObservedRun) -> list[Curve]:
     found: list[tuple[StageRecord, float, Score]] = []
     for stage in run.drawings:
         for score in run.record.scores:
-            if score.t is not None and stage.stage.is_consistency and _is_of(score, stage, None):
+            if score.t is not None and stage.stage.sampler.generates_at_once and _is_of(score, stage, None):
                 # The points of a curve differ in t and in nothing else.
                 found.append((stage.stage, score.t, replace(score, t=None)))
     chosen = largest_group([score for _, _, score in found])

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
+from tcm.method.sampling import Sampler
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
@@ -27,17 +28,13 @@ class StageRecord:
 
     name: str
     spec: Stage
+    sampler: Sampler
     span: tuple[float, float]
     generates: bool
     truncated: bool
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
-
-    @property
-    def is_consistency(self) -> bool:
-        """Whether one evaluation of its model gives an image."""
-        return self.spec.sampler == "consistency"
 
     @property
     def model(self) -> Path:
@@ -134,7 +131,8 @@ def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     span = spec.span(recipe)
     lines = _lines(folder / "metrics.jsonl")
     generates, truncated = span[1] == recipe.t_max, span[0] > recipe.t_min
-    return StageRecord(name, spec, span, generates, truncated, folder, lines, read_starts(folder))
+    sampler = spec.sampler(recipe.second_time)
+    return StageRecord(name, spec, sampler, span, generates, truncated, folder, lines, read_starts(folder))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

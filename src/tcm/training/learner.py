@@ -15,7 +15,7 @@ from tcm.foundation.randomness import SampleStreams
 from tcm.method.averaging import Average
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.preconditioning import Denoiser
-from tcm.recipes.stages import Stage
+from tcm.recipes.stages import Optimization
 from tcm.training.checkpoint import LearnerPosition
 from tcm.training.guard import GuardState, Verdict, judge
 from tcm.training.optimization import build_optimizer, learning_rate
@@ -38,30 +38,44 @@ class LossModule(nn.Module):
 
 
 class Learner:
-    """A role's network in training."""
+    """A role's network in training, with settings of its own; its loss is scaled where the stage computes in fp16."""
 
     def __init__(
-        self, role: str, stage: Stage, objective: Objective, models: Models, processes: Processes, schedule_offset: int
+        self,
+        role: str,
+        settings: Optimization,
+        objective: Objective,
+        models: Models,
+        processes: Processes,
+        schedule_offset: int,
+        scaled: bool,
     ) -> None:
-        self.role, self.stage, self.processes, self.schedule_offset = role, stage, processes, schedule_offset
+        self.role, self.settings, self.processes, self.schedule_offset = role, settings, processes, schedule_offset
         self.denoiser: Denoiser = models[role]
         self.loss: nn.Module = LossModule(objective, models, role)
         self.sharded = isinstance(self.denoiser, FSDPModule)
         if processes.count > 1 and not self.sharded:
             self.loss = DistributedDataParallel(self.loss)
-        self.optimizer = build_optimizer(stage, self.denoiser.parameters())
-        self.averages = [Average(self.denoiser, decay) for decay in stage.averages]
-        self.scaler = GradScaler(
-            processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=stage.precision == "fp16"
-        )
+        self.optimizer = build_optimizer(settings, self.denoiser.parameters())
+        self.averages = [Average(self.denoiser, decay) for decay in settings.averages]
+        self.scaler = GradScaler(processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=scaled)
         self.guard = GuardState()
         self.settled = processes.count < 3 or self.sharded
+
+    @property
+    def before(self) -> str:
+        """What stands before the names of its numbers and tensors: nothing for the student."""
+        return "" if self.role == "student" else f"{self.role}."
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate at a step."""
+        return learning_rate(self.settings, step, self.schedule_offset)
 
     def begin(self, step: int) -> None:
         """Before a step's backward passes."""
         self.denoiser.network.normalize_weights()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.stage, step, self.schedule_offset)
+            group["lr"] = self.learning_rate(step)
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, total: Tensor) -> None:
@@ -69,7 +83,7 @@ class Learner:
         torch.autograd.backward(self.scaler.scale(total * self.processes.count))
 
     def clip(self) -> Tensor:
-        """The norm of the gradient (1,), which is scaled down to the stage's limit if it has one."""
+        """The norm of the gradient (1,), which is scaled down to the limit if there is one."""
         self.scaler.unscale_(self.optimizer)
         parameters = [parameter for parameter in self.denoiser.parameters() if parameter.grad is not None]
         # On a CPU torch takes the faster kernels only when asked to; it refuses them where there are none (Apple's).
@@ -77,13 +91,13 @@ class Learner:
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=foreach)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        if self.stage.clip is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.stage.clip, norm, foreach=foreach)
+        if self.settings.clip is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norm, foreach=foreach)
         return norm.float().view(1)
 
     def update(self, step: int, loss: float, gradient_norm: float) -> tuple[Verdict, str]:
         """The optimiser's update, unless the guard objects; what was decided, and why."""
-        self.guard, verdict, reason = judge(self.stage.guard, self.guard, loss, gradient_norm)
+        self.guard, verdict, reason = judge(self.settings.guard, self.guard, loss, gradient_norm)
         if verdict == "good":
             self.scaler.step(self.optimizer)
             for average in self.averages:
@@ -113,13 +127,12 @@ class Learner:
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors that a checkpoint needs, as views."""
-        before = "" if self.role == "student" else f"{self.role}."
         out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"{before}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{self.before}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
         for name, parameter in self.denoiser.named_parameters():
             state = self.optimizer.state[parameter]
-            out |= {f"{before}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+            out |= {f"{self.before}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
         return out
 
     def position(self) -> LearnerPosition:

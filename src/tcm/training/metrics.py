@@ -54,10 +54,13 @@ class Window:
         finally:
             self.since += time.perf_counter() - began
 
-    def summary(self) -> dict[str, Any]:
+    def means(self) -> dict[str, float]:
         """Means over the window, each over the steps that have the number."""
-        seconds = time.perf_counter() - self.since
-        means = {name: sum(values) / len(values) for name, values in self.values.items()}
+        return {name: sum(values) / len(values) for name, values in self.values.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """The means, the largest gradient norms, the speed and the loss by t."""
+        seconds, means = time.perf_counter() - self.since, self.means()
         largest = {f"{name}_max": max(self.values[name]) for name in means if name.endswith("gradient_norm")}
         by_time = [a / n if n else None for a, n in zip(self.bin_sums, self.bin_counts, strict=True)]
         return {

@@ -7,25 +7,25 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer, RAdam
 
-from tcm.recipes.stages import Stage
+from tcm.recipes.stages import Optimization
 
 
-def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The stage's optimiser with its state allocated, so that a checkpoint can be read into it before step 0."""
+def build_optimizer(given: Optimization, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimiser with its state allocated, so that a checkpoint can be read into it before step 0."""
     parameters = list(parameters)
-    settings = (stage.learning_rate, stage.betas)
-    match stage.optimizer:
+    settings = (given.learning_rate, given.betas)
+    match given.optimizer:
         case "radam":
             optimizer: Optimizer = RAdam(
-                parameters, *settings, weight_decay=stage.weight_decay, decoupled_weight_decay=True, foreach=True
+                parameters, *settings, weight_decay=given.weight_decay, decoupled_weight_decay=True, foreach=True
             )
         case "adam":
-            optimizer = Adam(parameters, *settings, weight_decay=stage.weight_decay, fused=True)
+            optimizer = Adam(parameters, *settings, weight_decay=given.weight_decay, fused=True)
         case "adamw":
-            optimizer = AdamW(parameters, *settings, weight_decay=stage.weight_decay, fused=True)
+            optimizer = AdamW(parameters, *settings, weight_decay=given.weight_decay, fused=True)
     for parameter in parameters:
         # Where the fused optimisers count their steps on the parameter's device, RAdam counts on the CPU.
-        device = "cpu" if stage.optimizer == "radam" else parameter.device
+        device = "cpu" if given.optimizer == "radam" else parameter.device
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
             "exp_avg": torch.zeros_like(parameter),
@@ -34,14 +34,14 @@ def build_optimizer(stage: Stage, parameters: Iterable[nn.Parameter]) -> Optimiz
     return optimizer
 
 
-def learning_rate(stage: Stage, step: int, offset: int = 0) -> float:
+def learning_rate(given: Optimization, step: int, offset: int = 0) -> float:
     """α_ref/√max(i/i_ref, 1) for the inverse-square-root schedule, after a linear warm-up. TCM App. F.
 
     The stage's steps count from 0; the schedule counts `offset` steps before them.
     """
-    rate = stage.learning_rate
-    if stage.schedule == "inverse_sqrt" and stage.schedule_reference is not None:
-        rate /= sqrt(max((offset + step) / stage.schedule_reference, 1))
-    if step < stage.warmup:
-        rate *= (step + 1) / stage.warmup
+    rate = given.learning_rate
+    if given.schedule == "inverse_sqrt" and given.schedule_reference is not None:
+        rate /= sqrt(max((offset + step) / given.schedule_reference, 1))
+    if step < given.warmup:
+        rate *= (step + 1) / given.warmup
     return rate

@@ -17,7 +17,6 @@ from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile, Window
 from tcm.training.noise import GOOD, measure_noise, refuse_noise
-from tcm.training.optimization import learning_rate
 from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model, ModelCard
@@ -158,13 +157,14 @@ class StageLoop:
 
     def _report(self, step: int, window: Window) -> None:
         trainer = self.trainer
-        values = window.summary() | {
-            "learning_rate": learning_rate(trainer.stage, step - 1, trainer.learner.schedule_offset),
+        summary, learners = window.summary(), trainer.learners.values()
+        values = summary | {
+            **{f"{learner.before}learning_rate": learner.learning_rate(step - 1) for learner in learners},
             "skipped": trainer.skipped,
             "memory": peak_memory(trainer.processes.device),
         }
         values |= trainer.objective.schedule(step - 1)
-        self.progress.report(step, values)
+        self.progress.report(step, window.means(), summary["images_per_second"])
         self._write({"step": step} | values)
         for tracker in self.trackers:
             tracker.log(step, {name: value for name, value in values.items() if isinstance(value, int | float)})

@@ -1,10 +1,12 @@
 """Where a stage's models come from: scratch, an earlier stage, the model given with --init, a model folder."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
@@ -13,9 +15,10 @@ from tcm.networks import ImageShape
 from tcm.recipes.schema import Recipe, network_of, roles_of, source_stage
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
+from tcm.weights.tensors import check_tensors
 
-KINDS = {"heun": "diffusion", "consistency": "consistency"}
-"""What people call a model that is sampled in this way."""
+HEAD = "uncertainty."
+"""How the names of the uncertainty head's tensors begin, for which a consistency model has no use."""
 
 
 @dataclass(frozen=True)
@@ -63,27 +66,34 @@ def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[s
         for role in roles_of(recipe, name).values():
             if role.source != "scratch":
                 given = Sources(earlier, init).card(f"{name}.{role.key}", role.source)
-                _check_role(name, role, given, cards[name])
+                wanted = _role_card(recipe, name, role, cards[name], given)
+                _check_role(name, role, given, wanted)
+                if role.trained:
+                    with torch.device("meta"):
+                        _weights(name, role, Model.fresh(given), Model.fresh(wanted))
         earlier[name] = cards[name]
 
 
 def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> dict[str, Model]:
     """The models of a stage by their role, each checked to fit."""
-    models = {}
-    for key, role in roles_of(recipe, name).items():
+    models, roles = {}, roles_of(recipe, name)
+    for key, role in roles.items():
+        if role.follows is not None:
+            continue
         given = None if role.source == "scratch" else sources.model(f"{name}.{role.key}", role.source)
+        wanted = _role_card(recipe, name, role, card, None if given is None else given.card)
         if given is not None:
-            _check_role(name, role, given.card, card)
+            _check_role(name, role, given.card, wanted)
         if given is None or role.trained:
-            models[key] = _fresh(card, recipe.seed, name if key == "student" else f"{name}.{key}")
+            models[key] = _fresh(wanted, recipe.seed, name if key == "student" else f"{name}.{key}")
             if given is not None:
-                _copy_weights(given, models[key])
+                models[key].denoiser.load_state_dict(_weights(name, role, given, models[key]))
         else:
             models[key] = given
-    for key, role in roles_of(recipe, name).items():
+    for key, role in roles.items():
         if role.follows is not None:
-            _copy_weights(models[role.follows[0]], models[key])
-    return models
+            models[key] = deepcopy(models[role.follows[0]])
+    return {key: models[key] for key in roles}
 
 
 def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:
@@ -103,14 +113,13 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
     t_min, t_max = stage.span(recipe)
     fields = {
         "kind": stage.objective,
-        "sampler": stage.sampler,
+        "sampler": stage.sampler(recipe.second_time),
         "network": network_of(recipe, stage),
         "image_shape": image_shape,
         "condition": condition,
         "sigma_data": recipe.sigma_data,
         "t_min": t_min,
         "t_max": t_max,
-        "second_time": recipe.second_time,
         "provenance": Provenance(recipe=recipe.name, stage=name, step=stage.steps),
     }
     return ModelCard.model_validate(fields | stage.card_fields(recipe))
@@ -122,23 +131,33 @@ def _fresh(card: ModelCard, seed: int, name: str) -> Model:
         return Model.fresh(card)
 
 
-def _copy_weights(source: Model, student: Model) -> None:
-    """Copy all but the uncertainty head, which a consistency model has no use for."""
-    weights = student.denoiser.state_dict()
-    weights |= {name: tensor for name, tensor in source.denoiser.state_dict().items() if name in weights}
-    student.denoiser.load_state_dict(weights)
+def _role_card(recipe: Recipe, name: str, role: Role, card: ModelCard, given: ModelCard | None) -> ModelCard:
+    """What a role's model must be in a stage that makes the model of this card."""
+    if role.network == "source" and given is not None:
+        return given.model_copy(update={"image_shape": card.image_shape, "condition": card.condition})
+    return card.model_copy(update={"network": network_of(recipe, recipe.stages[name], role)})
+
+
+def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, Tensor]:
+    """The weights with which a role's model starts: the source's, but for those that start afresh."""
+    own, given = target.denoiser.state_dict(), source.denoiser.state_dict()
+    free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.afresh))}
+    fitting = {tensor for tensor in free & own.keys() & given.keys() if own[tensor].shape == given[tensor].shape}
+    weights = {tensor: given[tensor] for tensor in given if tensor not in free - fitting}
+    weights |= {tensor: own[tensor] for tensor in own if tensor in free - fitting}
+    check_tensors(target.denoiser, weights, f"{name}.{role.key}={role.source}")
+    return weights
 
 
 def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
-    """Refuse a model that cannot play this role in a stage that makes the model `wanted`."""
+    """Refuse a model that cannot play this role, for which the stage needs a model like `wanted`."""
     what = f"{name}.{role.key}={role.source}"
-    if role.sampler is not None and given.sampler != role.sampler:
+    if role.sampler is not None and not isinstance(given.sampler, role.sampler):
         raise TcmError(
-            f"{what} is a {KINDS[given.sampler]} model, and this stage needs a {KINDS[role.sampler]} model there; "
+            f"{what} is a {given.sampler.model} model, and this stage needs a {role.sampler.model} model there; "
             f"name another"
         )
-    fields = {"image_shape", "condition"} | ({"sigma_data"} if role.same_network else set())
-    found, needed = (_traits(card, fields, role.same_network) for card in (given, wanted))
+    found, needed = (_traits(card, network=not role.afresh) for card in (given, wanted))
     for field in needed:
         if found.get(field) != needed[field]:
             raise TcmError(
@@ -152,11 +171,11 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
         )
 
 
-def _traits(card: ModelCard, fields: set[str], network: bool) -> dict[str, object]:
+def _traits(card: ModelCard, network: bool) -> dict[str, object]:
     """What two models must share; dropout is free to differ, and a network's kind comes before its other keys."""
     traits: dict[str, object] = {}
     if network:
         traits["network.kind"] = card.network.kind
         keys = card.network.model_dump(exclude={"dropout"})
         traits |= {f"network.{key}": value for key, value in keys.items()}
-    return traits | {field: getattr(card, field) for field in sorted(fields)}
+    return traits | {field: getattr(card, field) for field in ("condition", "image_shape", "sigma_data")}

@@ -58,7 +58,15 @@ class Trainer:
         self.stage, self.objective, self.models, self.processes = stage, objective, models, processes
         self.seed, self.bin_edges = seed, bin_edges
         self.learners = {
-            name: Learner(name, stage, objective, models, processes, schedule_offset)
+            name: Learner(
+                name,
+                role.optimization or stage,
+                objective,
+                models,
+                processes,
+                schedule_offset,
+                scaled=stage.precision == "fp16",
+            )
             for name, role in roles.items()
             if role.trained
         }
@@ -98,9 +106,9 @@ class Trainer:
                 if followed == learner.role:
                     follow(self.models[role], learner.denoiser, decay.beta(step + 1))
         found = dict(zip(names, numbers, strict=False)) | {"gradient_norm": gradient_norm}
-        if learner.role != "student":
-            found = {f"{learner.role}.{name}": number for name, number in found.items()}
-            reason = f"{learner.role}: {reason}" if reason else ""
+        found = {f"{learner.before}{name}": number for name, number in found.items()}
+        if learner.before and reason:
+            reason = f"{learner.role}: {reason}"
         return StepRecord(found, bins, verdict, reason, stops > 0)
 
     def _backward(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> tuple[list[str], Tensor]:

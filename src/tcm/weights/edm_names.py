@@ -10,10 +10,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 from tcm.method.preconditioning import Denoiser, Uncertainty
-from tcm.networks import NETWORKS, ImageShape, NetworkConfig
+from tcm.networks import ImageShape, NetworkConfig
+from tcm.weights.arguments import published_network
 from tcm.weights.tensors import check_tensors, load_tensors
 
 UNCERTAINTY = {
@@ -27,12 +27,12 @@ WRAPPERS = ("module.", "_orig_mod.", "model.", "unet.")
 def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]) -> Denoiser:
     """The denoiser of a reference checkpoint: `weights` under its names, `arguments` of its constructor.
 
-    Float16 weights become float32. What is not part of the function is left out (see `left_out`); any other tensor
-    that is missing, unknown or of another shape is an error that names it.
+    Float16 weights become float32. What is not part of the function is left out (the network says what); any other
+    tensor that is missing, unknown or of another shape is an error that names it.
     """
     config, image_shape, condition = parse_arguments(arguments)
     given = {_without_wrappers(name): tensor for name, tensor in weights.items()}
-    ignored = left_out(given)
+    ignored = config.published_left_out(given)
     given = {name: tensor for name, tensor in given.items() if name not in ignored}
     # Without memory at first: arguments from a foreign file may describe a network larger than its tensors.
     with torch.device("meta"):
@@ -51,19 +51,6 @@ def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]
     return denoiser
 
 
-def left_out(names: Mapping[str, Tensor]) -> dict[str, str]:
-    """The tensors of a reference checkpoint that have no place here, each with the reason."""
-    reasons = {}
-    for name, tensor in names.items():
-        if "map_augment." in name:
-            reasons[name] = "conditions on augmentations, of which there are none here"
-        elif name.endswith("resample_filter"):
-            if tensor.numel() != 4 or not torch.allclose(tensor.float(), torch.full_like(tensor.float(), 0.25)):
-                raise TcmError(f"{name} is not the filter [1, 1]; NCSN++ and other filters are not supported")
-            reasons[name] = "the constant filter [1, 1]"
-    return reasons
-
-
 def to_reference(denoiser: Denoiser) -> dict[str, Tensor]:
     """The denoiser's weights under the reference's names, with the prefix `model.`: the inverse of `load_denoiser`."""
     names = reference_names(denoiser)
@@ -74,10 +61,7 @@ def to_reference(denoiser: Denoiser) -> dict[str, Tensor]:
 
 def parse_arguments(arguments: Mapping[str, object]) -> tuple[NetworkConfig, ImageShape, Classes | None]:
     """The network's config, the image shape and the classes from the reference's constructor arguments."""
-    kind = arguments.get("model_type", "SongUNet")
-    config = next((config for config in NETWORKS.values() if kind in config.published_types), None)
-    if config is None:
-        raise TcmError(f"model_type={kind!r} is not supported; DDPM++ (SongUNet) and EDM2 (UNet) are")
+    config = published_network(arguments.get("model_type", "SongUNet"))
     side, classes = cast(int, arguments.get("img_resolution")), cast(int, arguments.get("label_dim", 0))
     image_shape = (cast(int, arguments.get("img_channels", 3)), side, side)
     return config.from_published(arguments), image_shape, Classes(classes) if classes else None

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
-from tcm.networks import ImageShape
-from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text
-from tcm.weights.edm_names import left_out, load_denoiser, parse_arguments
+from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
+from tcm.networks import ImageShape, networks
+from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
+from tcm.weights.edm_names import load_denoiser, parse_arguments
 from tcm.weights.model import Model, ModelCard, Provenance
 from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
@@ -23,8 +24,6 @@ from tcm.weights.torchfiles import read_torch
 Kind = Literal["diffusion", "consistency", "truncated"]
 """What published models were trained as."""
 
-# Named by the network's first convolution: whatever stands before it is the prefix.
-FIRST_CONVOLUTION = re.compile(r"(?P<prefix>.*?)enc\.(?P<side>\d+)x(?P=side)_conv\.weight")
 PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
 KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
@@ -90,8 +89,8 @@ def import_checkpoint(
     if second_time is not None and not low <= second_time < 80:
         raise TcmError(f"--second-time={second_time} must be at least {low} and below 80, where the model is defined")
     try:
-        ignored = left_out(found.weights)
         config, image_shape, condition = parse_arguments(found.arguments)
+        ignored = config.published_left_out(found.weights)
         denoiser = load_denoiser(found.weights, found.arguments)
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, TcmError):
@@ -100,17 +99,17 @@ def import_checkpoint(
     if t_prime is not None:
         denoiser.t_min = t_prime
     head = denoiser.uncertainty
+    second = second_time or max(published_second_time(image_shape, condition), low)
+    sampler: Sampler = HeunSampler() if chosen == "diffusion" else ConsistencySampler(second_time=second)
     card = ModelCard(
         kind=chosen,
-        sampler="heun" if chosen == "diffusion" else "consistency",
+        sampler=sampler,
         network=config,
         image_shape=image_shape,
         condition=condition,
         sigma_data=denoiser.sigma_data,
         t_min=denoiser.t_min,
         t_max=denoiser.t_max,
-        t_prime=t_prime,
-        second_time=second_time or max(published_second_time(image_shape, condition), low),
         uncertainty=head.weight.numel() if head else 0,
         provenance=Provenance(imported_from=path.name, licence=found.licence),
     )
@@ -200,10 +199,10 @@ def inner_network(module: Module, path: Path) -> tuple[str, Module]:
     network = as_module(inside[inner_name]) if inner_name else None
     if inner_name is None or network is None:
         raise TcmError(f"{path}: {name} holds no network under `model` or `unet`; download the file again")
-    if network.class_name == "DhariwalUNet":
-        raise TcmError(f"{path}: its network is ADM (DhariwalUNet), which is not supported; DDPM++ and EDM2 are")
-    if network.class_name not in ("SongUNet", "UNet", "EDM2UNet"):
-        raise TcmError(f"{path}: the network {shown(network.class_name)} is not supported; DDPM++ and EDM2 are")
+    try:
+        published_network(network.class_name)
+    except TcmError as error:
+        raise TcmError(f"{path}: {error}") from None
     return inner_name, network
 
 
@@ -221,18 +220,20 @@ def from_safetensors(path: Path) -> Found:
 
 def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) -> Found:
     """The network in a state dict, which may lie inside of other dicts (FastGen's do) and have any prefix."""
-    networks = {
+    marks = {config.published_mark for config in networks().values() if config.published_mark}
+    found = {
         f"{place}{match['prefix']}": (values, match["prefix"])
         for place, values in state_dicts(content)
         for name in values
-        if (match := FIRST_CONVOLUTION.fullmatch(name))
+        for mark in marks
+        if (match := re.fullmatch(f"(?P<prefix>.*?){mark}", name))
     }
-    averaged = [name for name in networks if "ema" in name]
-    chosen = averaged if len(averaged) == 1 else list(networks)
+    averaged = [name for name in found if "ema" in name]
+    chosen = averaged if len(averaged) == 1 else list(found)
     if len(chosen) != 1:
         several = f"several networks ({', '.join(shown(name) for name in chosen[:4])})" if chosen else "no network"
         raise TcmError(f"{path}: holds {several}; save the one you want as a state dict of its own")
-    values, prefix = networks[chosen[0]]
+    values, prefix = found[chosen[0]]
     outside = prefix.removesuffix("model.").removesuffix("unet.")
     # EDM2's head stands beside the network, not inside of it.
     weights = {name.removeprefix(prefix): tensor for name, tensor in values.items() if name.startswith(prefix)}
@@ -241,7 +242,7 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     plain = plainly_named(weights, path)
     stated = arguments_of_text(metadata, path)
     told = "arguments in its metadata" if stated else "arguments inferred from its shapes, dropout unknown"
-    not_used = {shown(name): "another network" for name in networks if name != chosen[0]}
+    not_used = {shown(name): "another network" for name in found if name != chosen[0]}
     beside = [name for name in values if not name.startswith((prefix, *heads))]
     not_used |= {shown(name): "outside of the network" for name in beside}
     return Found(

@@ -4,10 +4,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -15,14 +25,26 @@ from torch import Tensor
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
+from tcm.foundation.plugins import find_class, read_table
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
-from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, SamplerName, last
+from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
 from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+SAMPLERS: dict[str, type[Sampler]] = {"consistency": ConsistencySampler, "heun": HeunSampler}
+
+
+def _read_sampler(table: Any) -> Any:
+    return read_table(table, "kind", lambda kind: find_class("kind", kind, SAMPLERS, Sampler, "tcm.samplers"))
+
+
+AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(_read_sampler)]
+"""A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.samplers`, or `module:Class`."""
 
 
 class Provenance(BaseModel):
@@ -44,41 +66,41 @@ class ModelCard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: Literal["truncated-consistency"] = "truncated-consistency"
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     kind: str = Field(min_length=1, description="the objective that the model was trained with")
-    sampler: SamplerName = Field(description="how the model is sampled")
+    sampler: AnySampler = Field(description="how the model is sampled")
     network: AnyNetwork
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     condition: ConditionKind | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
     t_max: float = Field(default=80.0, gt=0)
-    t_prime: float | None = Field(default=None, description="where the truncated model's range begins")
-    second_time: float = Field(default=1.0, gt=0, description="the time of the second of two sampling steps")
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
+    extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")
     provenance: Provenance = Provenance()
 
     @model_validator(mode="before")
     @classmethod
-    def _from_format_1(cls, fields: Any) -> Any:
-        """Cards of the first version: the kind stood for the sampler, and labels were the only condition."""
+    def _from_earlier_formats(cls, fields: Any) -> Any:
+        """Format 1 knew classes as its only condition, and the kind stood for the sampler. Format 2 named the sampler,
+        with its second_time beside it, and repeated a truncated model's t_min as t_prime.
+        """
         if not isinstance(fields, dict):
             return fields
-        fields = dict(fields)
-        fields.setdefault("sampler", "heun" if fields.get("kind") == "diffusion" else "consistency")
+        fields = {"sampler": "heun" if fields.get("kind") == "diffusion" else "consistency"} | fields
         if fields.get("format") == 1:
             classes = fields.pop("classes", 0)
             fields |= {"format": 2, "condition": {"count": classes} if classes else None}
+        if fields.get("format", 2) == 2 and isinstance(fields["sampler"], str):
+            t_2 = {"second_time": fields.pop("second_time", 1.0)} if fields["sampler"] == "consistency" else {}
+            fields = {key: fields[key] for key in fields if key not in ("t_prime", "second_time")}
+            fields |= {"format": 3, "sampler": {"kind": fields["sampler"]} | t_2}
         return fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
-        if self.kind == "truncated" and self.t_prime is None:
-            raise ValueError("t_prime is missing; a truncated model begins there")
-        if self.t_prime is not None and self.t_prime != self.t_min:
-            raise ValueError(f"t_min={self.t_min} must be t_prime={self.t_prime}: a truncated model begins there")
         return self
 
 
@@ -154,7 +176,7 @@ class Model:
     @property
     def sampler(self) -> Sampler:
         """How the model is sampled."""
-        return HeunSampler() if self.card.sampler == "heun" else ConsistencySampler(self.card.second_time)
+        return self.card.sampler
 
     @fp32_products("ieee")
     def sample(

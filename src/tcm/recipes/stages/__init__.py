@@ -5,9 +5,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from tcm.foundation.plugins import find_class, read_table
-from tcm.recipes.stages.base import GuardSpec, Setting, Spec, Stage, Times
+from tcm.recipes.stages.base import Setting, Stage, Times
 from tcm.recipes.stages.consistency import ConsistencyStage, PairsStage
 from tcm.recipes.stages.diffusion import DiffusionStage
+from tcm.recipes.stages.optimization import GuardSpec, Optimization, Spec
 from tcm.recipes.stages.roles import Role, Rows, Turn
 from tcm.recipes.stages.truncated import TruncatedStage
 
@@ -15,6 +16,7 @@ __all__ = [
     "STAGES",
     "AnyStage",
     "GuardSpec",
+    "Optimization",
     "PairsStage",
     "Role",
     "Rows",

@@ -1,6 +1,6 @@
 """Stage 1: consistency training or distillation, and what stage 2 shares with it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,9 +8,11 @@ from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import WEIGHTINGS, PseudoHuber, SquaredL2, WeightingName
 from tcm.method.objectives import Consistency, Distillation, Pairs
+from tcm.method.sampling import HeunSampler
 from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
 from tcm.method.times import LogNormal
-from tcm.recipes.stages.base import Positive, Setting, Stage, Times
+from tcm.recipes.stages.base import Setting, Stage, Times
+from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
 Distance = Annotated[PseudoHuber | SquaredL2, Field(discriminator="kind")]
@@ -30,6 +32,10 @@ class PairsStage(Stage):
     solver: SolverName = Field(default="heun", description="how the teacher's trajectory is followed")
     guidance: float = Field(default=1.0, description="the teacher's guidance scale; 1 for none")
 
+    schedule_captions: ClassVar[dict[str, str]] = {
+        "ratio": "Ratio r/t of a pair's times: stage 1 raises it step by step, stage 2 holds the limit from the start."
+    }
+
     def pairs(self) -> Pairs:
         """All of Eq. 4 but the times."""
         distillation = None if self.teacher is None else Distillation(SOLVERS[self.solver], self.guidance)
@@ -39,8 +45,10 @@ class PairsStage(Stage):
         if self.teacher is None:
             return {}
         _, high = self.span(setting)
-        guided = self.guidance != 1
-        teacher = Role("teacher", self.teacher, sampler="heun", highest=high, knows_null=guided, same_network=False)
+        unguided = None if self.guidance == 1 else "guidance=1.0"
+        teacher = Role(
+            "teacher", self.teacher, sampler=HeunSampler, highest=high, knows_null=unguided, network="source"
+        )
         return {"teacher": teacher}
 
     def rows(self) -> Rows:

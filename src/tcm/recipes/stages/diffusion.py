@@ -1,12 +1,12 @@
 """Stage 0: denoising, as EDM and EDM2 train."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Diffusion
-from tcm.method.sampling import SamplerName
+from tcm.method.sampling import HeunSampler
 from tcm.method.times import LogNormal
 from tcm.recipes.stages.base import Setting, Stage, Times
 
@@ -18,8 +18,6 @@ class DiffusionStage(Stage):
     times: Times = Field(default=LogNormal(-1.2, 1.2), description="distribution of the training times")
     label_dropout: float = Field(default=0.0, description="probability that the condition is hidden, for guidance")
 
-    sampler: ClassVar[SamplerName] = "heun"
-
     def build(self, setting: Setting) -> Diffusion:
         return Diffusion(self.times.within(*self.span(setting)), self.label_dropout)
 
@@ -30,9 +28,11 @@ class DiffusionStage(Stage):
                 f"{name}.label_dropout={self.label_dropout} needs labels; set conditional=true or label_dropout=0.0"
             )
 
-    @property
-    def learns_null(self) -> bool:
-        return self.label_dropout > 0
+    def sampler(self, second_time: float) -> HeunSampler:
+        return HeunSampler()
+
+    def null_remedy(self, name: str) -> str | None:
+        return None if self.label_dropout else f"set {name}.label_dropout=0.1"
 
     def card_fields(self, setting: Setting) -> dict[str, Any]:
         return {"uncertainty": setting.uncertainty}

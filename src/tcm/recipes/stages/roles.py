@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tcm.method.averaging import Decay
-from tcm.method.sampling import SamplerName
+from tcm.method.sampling import Sampler
+from tcm.networks import NetworkConfig
+from tcm.recipes.stages.optimization import Optimization
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,21 @@ class Role:
     trained: bool = False
     follows: tuple[str, Decay] | None = None
     """The role of which this one is an average, updated after each of its updates."""
-    sampler: SamplerName | None = None
-    """What the source must have been trained as: "heun" is a diffusion model; None for anything."""
+    optimization: Optimization | None = None
+    """How its weights are trained; None for as the stage says."""
+    sampler: type[Sampler] | None = None
+    """How the source must be sampled: by a HeunSampler if it must be a diffusion model; None for anything."""
     lowest: float | None = None
     highest: float | None = None
     """The times that the stage asks the model for."""
-    knows_null: bool = False
-    """Whether it must have been trained on the null condition too, as guidance needs it."""
-    same_network: bool = True
+    knows_null: str | None = None
+    """If it must know the null condition, the stage's setting that does without, such as "guidance=1.0"."""
+    network: NetworkConfig | Literal["student", "source"] = "student"
+    """Its network: the student's, whatever its source has, or one of its own."""
+    afresh: tuple[str, ...] = ()
+    """How the names of those tensors begin that may differ from the source's or be absent there: they start afresh.
+    With any, the networks need not be the same. The uncertainty head may always differ.
+    """
     precision: Literal["fp32", "bf16"] = "fp32"
 
     def missing(self, low: float, high: float) -> str | None:
@@ -52,8 +61,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rows:
-    """Network evaluations for an image in a step: with gradient, without, and with a tangent (forward mode)."""
+    """Evaluations of the student's network for an image in a step, or as many as are to be expected: with gradient,
+    without, and with a tangent (forward mode). `idle` are calls for the images that another network takes.
+    """
 
-    gradient: int = 1
-    plain: int = 0
-    tangent: int = 0
+    gradient: float = 1
+    plain: float = 0
+    tangent: float = 0
+    idle: float = 0

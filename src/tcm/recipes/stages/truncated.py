@@ -1,6 +1,7 @@
 """Stage 2: truncated consistency on [t', T]."""
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -8,10 +9,12 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.method.objectives import TruncatedConsistency
+from tcm.method.sampling import ConsistencySampler
 from tcm.method.times import LogStudentT
-from tcm.recipes.stages.base import Positive, Setting, Spec, Times
+from tcm.recipes.stages.base import Setting, Times
 from tcm.recipes.stages.consistency import PairsStage
-from tcm.recipes.stages.roles import Role
+from tcm.recipes.stages.optimization import Positive, Spec
+from tcm.recipes.stages.roles import Role, Rows
 
 # pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
 _CURRICULUM = TypeAdapter(Curriculum | None, config=Spec.model_config)
@@ -68,15 +71,15 @@ class TruncatedStage(PairsStage):
         frozen = Role(
             "frozen",
             self.frozen,
-            sampler="consistency",
+            sampler=ConsistencySampler,
             lowest=self.curriculum.earliest(self.t_prime),
             highest=self.t_prime,
             precision=self.frozen_precision,
         )
         return super().roles(setting) | {"frozen": frozen}
 
-    def card_fields(self, setting: Setting) -> dict[str, Any]:
-        return {"t_prime": self.t_prime}
+    def rows(self) -> Rows:
+        return replace(super().rows(), idle=1)  # f^trunc calls student and frozen model, rows or none
 
     def describe(self) -> str:
         return f"{self.how} above t′ = {self.t_prime:g}"
