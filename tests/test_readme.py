@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.fromarray(pixels).save(place / "photos" / kind / f"{number}.png")
     # Where hours of training would have left a model, an untrained one of the same kind.
     network = tcm.DDPMppConfig(channels=8, channel_mult=(1, 2), blocks=1, attention=())
-    card = tcm.ModelCard(kind="truncated", network=network, image_shape=(3, 32, 32), t_min=1.0, t_prime=1.0)
+    card = tcm.ModelCard(kind="truncated", network=network, image_shape=(3, 32, 32), t_min=1.0)
     tcm.Model.fresh(card).save(place / "runs" / "photos" / "2-truncated" / "model")
     return place
 

@@ -15,6 +15,7 @@ from tcm.method.objectives import (
     TruncatedConsistency,
 )
 from tcm.method.preconditioning import Denoiser, Network, Uncertainty
+from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
 from tcm.weights import Model, ModelCard, load
@@ -25,6 +26,7 @@ __all__ = [
     "Classes",
     "Condition",
     "Consistency",
+    "ConsistencySampler",
     "ConstantDecay",
     "Curriculum",
     "DDPMppConfig",
@@ -32,6 +34,7 @@ __all__ = [
     "Diffusion",
     "Distillation",
     "EDM2Config",
+    "HeunSampler",
     "Labels",
     "LogNormal",
     "LogStudentT",
@@ -44,6 +47,7 @@ __all__ = [
     "PowerDecay",
     "PseudoHuber",
     "SampleStreams",
+    "Sampler",
     "SquaredL2",
     "TextEmbeddings",
     "TruncatedConsistency",

@@ -23,7 +23,7 @@ from tcm.foundation.errors import TcmError
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     network = tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1)
-    for kind, extra in (("consistency", {}), ("diffusion", {}), ("truncated", {"t_min": 1.0, "t_prime": 1.0})):
+    for kind, extra in (("consistency", {}), ("diffusion", {}), ("truncated", {"t_min": 1.0})):
         card = {
             "kind": kind,
             "network": network,
@@ -126,7 +126,7 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
     said = run("times", folder, *options, "--plot", "times.png", "--write")
     assert "best second time" in said
     assert Image.open("times.png").size[0] > 300
-    best = json.loads((folder / "config.json").read_text())["second_time"]
+    best = json.loads((folder / "config.json").read_text())["sampler"]["second_time"]
     assert best in (1.0, 2.0, 4.0)
     assert f"best second time: {best:.4g}" in said
     found = tcm.load(folder)

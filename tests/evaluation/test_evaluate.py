@@ -268,7 +268,7 @@ def test_dfid_of_the_exact_denoiser_grows_from_zero(digits: Tensor, reference: R
 
 
 def test_dfid_of_a_model_below_its_range_and_without_labels(digits: Tensor, reference: Reference) -> None:
-    model = make_model("truncated", t_min=1.0, t_prime=1.0)
+    model = make_model("truncated", t_min=1.0)
     (score,) = denoising_distances(model_denoise(model), open_dataset("digits"), [0.2], reference, ME, count=200)
     assert score.count == 200
     with pytest.raises(TcmError, match="labelled"):

@@ -224,7 +224,7 @@ WRONG_OVERRIDES = {
     "digits conditional=false diffusion.label_dropout=0.1": (
         "digits: diffusion.label_dropout=0.1 needs labels; set conditional=true or label_dropout=0.0"
     ),
-    "cifar10 uncertainty=128": "cifar10: uncertainty=128 needs a diffusion stage, and there is none; set it to 0",
+    "cifar10 uncertainty=128": "cifar10: uncertainty=128 is learned in no stage; add a diffusion stage or set it to 0",
     # networks
     "cifar10 network.channels=36": (
         "cifar10: network.channels=36 gives a layer of 144 channels, which group normalisation cannot divide into 32 "

@@ -40,7 +40,7 @@ def test_all_figures(run: RunRecord, fair_run: Path) -> None:
     svgs = [
         *(figures.loss_by_time(run.recipe, stage, colours[stage.name]) for stage in run.stages),
         figures.gradient_norms(consistency, colours, figures.gradient_limits(consistency)),
-        figures.ratios(run.recipe, consistency, colours),
+        figures.schedule("ratio", run.recipe, consistency, colours),
         figures.denoising(curves, colours, 1.0, "denoised digits distance"),
         figures.time_distributions(run.recipe, run.stages, colours, 1.0),
     ]

@@ -28,6 +28,7 @@ from tcm.method.conditions import Classes
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.objectives.base import draw
 from tcm.method.preconditioning import c_out, column
+from tcm.method.sampling import HeunSampler
 from tcm.method.times import LogNormal, TimeDistribution
 from tcm.recipes.cost import estimate
 from tcm.recipes.resolve import differences, resolve, to_toml
@@ -88,8 +89,8 @@ class TurnsStage(Stage):
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
             "follower": Role(follows=("student", ConstantDecay(0.5))),
-            "fake": Role("teacher", self.teacher, trained=True, sampler="heun"),
-            "teacher": Role("teacher", self.teacher, sampler="heun"),
+            "fake": Role("teacher", self.teacher, trained=True, sampler=HeunSampler),
+            "teacher": Role("teacher", self.teacher, sampler=HeunSampler),
         }
 
     def rows(self) -> Rows:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config
 from tcm.foundation.errors import TcmError
-from tcm.weights.edm_names import left_out, load_denoiser, parse_arguments, reference_names
+from tcm.weights.edm_names import load_denoiser, parse_arguments, reference_names
 
 GOLDEN_NETWORKS = ["ddpmpp_uncond_16", "edm2_cond_16"]
 
@@ -23,7 +23,7 @@ def test_every_tensor_has_one_name_in_the_reference(checkpoint) -> None:
     names = reference_names(denoiser)
     assert names.keys() == denoiser.state_dict().keys()
     used = {name.removeprefix("model.") for name in weights} - {
-        name.removeprefix("model.") for name in left_out(weights)
+        name.removeprefix("model.") for name in DDPMppConfig.published_left_out(weights)
     }
     assert sorted(names.values()) == sorted(used)
 
@@ -73,10 +73,10 @@ def test_a_learned_uncertainty_is_taken_over(golden) -> None:
 
 def test_what_is_left_out_is_reported() -> None:
     quarter = torch.full((1, 1, 2, 2), 0.25)
-    found = left_out({"model.map_augment.weight": torch.zeros(3, 9), "enc.16x16_down.conv0.resample_filter": quarter})
+    found = DDPMppConfig.published_left_out({"model.map_augment.weight": torch.zeros(3, 9), "enc.16x16_down.conv0.resample_filter": quarter})
     assert list(found) == ["model.map_augment.weight", "enc.16x16_down.conv0.resample_filter"]
     with pytest.raises(TcmError, match="resample_filter is not the filter"):
-        left_out({"a.resample_filter": torch.full((1, 1, 4, 4), 1 / 16)})
+        DDPMppConfig.published_left_out({"a.resample_filter": torch.full((1, 1, 4, 4), 1 / 16)})
 
 
 def test_defaults_are_the_papers_networks() -> None:
@@ -92,7 +92,7 @@ def test_defaults_are_the_papers_networks() -> None:
         ({"encoder_type": "residual"}, "encoder_type='residual'"),
         ({"embedding_type": "fourier"}, "NCSN"),
         ({"resample_filter": [1, 3, 3, 1]}, "resample_filter"),
-        ({"model_type": "DhariwalUNet"}, "model_type='DhariwalUNet'"),
+        ({"model_type": "DhariwalUNet"}, "the network 'DhariwalUNet' is not supported; these are: SongUNet, UNet, EDM2UNet"),
     ],
 )
 def test_other_architectures_are_refused(arguments: dict, message: str) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 import tcm
-from tcm import Classes, DDPMppConfig, EDM2Config, Model, ModelCard
+from tcm import Classes, ConsistencySampler, DDPMppConfig, EDM2Config, HeunSampler, Model, ModelCard, Sampler
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
 from tcm.weights import BUNDLED, Provenance, inspect
@@ -65,8 +65,8 @@ def cards(draw) -> ModelCard:
         sigma_data=draw(st.floats(0.1, 2)),
         t_min=t_min,
         t_max=draw(st.floats(5, 100)),
-        t_prime=t_min if kind == "truncated" else None,
-        second_time=draw(st.floats(2, 4)),
+        sampler=HeunSampler() if kind == "diffusion" else ConsistencySampler(second_time=draw(st.floats(2, 4))),
+        extra=draw(st.sampled_from([{}, {"sigma_0": 2.5, "note": ["a"]}])),
         uncertainty=draw(st.sampled_from([0, 8])),
         provenance=Provenance(recipe=draw(st.none() | st.text(max_size=5)), step=draw(st.none() | st.integers(0, 9))),
     )
@@ -196,10 +196,13 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
     ("changes", "message"),
     [
         ({"t_min": 90.0}, "t_min=90.0 must lie below t_max=80.0"),
-        ({"kind": "truncated"}, "t_prime is missing; a truncated model begins there"),
-        ({"kind": "truncated", "t_prime": 1.0}, "t_min=0.002 must be t_prime=1.0"),
         ({"kind": ""}, "kind=''"),
-        ({"sampler": "ddim"}, "sampler='ddim' must be 'consistency' or 'heun'"),
+        ({"sampler": {"kind": "ddim"}}, "sampler.kind='ddim' is unknown; use one of consistency, heun"),
+        ({"sampler": {"second_time": 1.0}}, "sampler.kind is missing; add it"),
+        ({"sampler": {"kind": "heun", "order": 2}}, "sampler.order is not a known key"),
+        ({"sampler": {"kind": "consistency", "second_time": 0}}, "sampler: second_time=0 must lie above 0"),
+        ({"sampler": "heun"}, "sampler='heun' must be a table of keys"),
+        ({"second_time": 1.0}, "second_time is not a known key"),
         ({"condition": {"kind": "classes", "count": 0}}, "condition: count=0"),
         ({"classes": 10}, "classes is not a known key"),
         ({"sigma_data": 0}, "sigma_data=0"),
@@ -207,7 +210,7 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
         ({"image_shape": [1, 4]}, "image_shape"),
         ({"network": {"kind": "unet"}}, "network.kind='unet' is unknown; use one of ddpmpp, edm2"),
         ({"network": {"kind": "ddpmpp", "channel": 8}}, "network.channel is not a known key; did you mean 'channels'?"),
-        ({"format": 3}, "format=3"),
+        ({"format": 4}, "format=4"),
         ({"colour": "red"}, "colour is not a known key"),
     ],
 )
@@ -261,8 +264,8 @@ FORMAT_1 = {
 """The card of the bundled digits model as the first version wrote it."""
 
 
-def test_a_model_of_the_first_format_still_loads(tmp_path: Path) -> None:
-    """The bundled model with the card that it had: the same model, and saved again it is of today's format."""
+def test_models_of_earlier_formats_still_load(tmp_path: Path) -> None:
+    """The bundled model, whose card is of format 2, and with the card that it had: saved again it is of today's."""
     folder = tmp_path / "digits"
     shutil.copytree(BUNDLED / "digits", folder)
     (folder / "config.json").write_text(json.dumps(FORMAT_1))
@@ -270,22 +273,24 @@ def test_a_model_of_the_first_format_still_loads(tmp_path: Path) -> None:
     assert json.loads((BUNDLED / "digits" / "config.json").read_text())["format"] == 2
     model = tcm.load(folder)
     assert model.card == today.card == inspect(folder)
-    assert (model.card.condition, model.card.sampler) == (Classes(10), "consistency")
+    assert (model.card.condition, model.card.sampler) == (Classes(10), ConsistencySampler())
+    assert (model.card.t_min, model.card.format) == (1.0, 3)
     assert torch.equal(model.sample(4, steps=2, labels=3), today.sample(4, steps=2, labels=3))
     model.save(folder)
-    assert (folder / "config.json").read_bytes() == (BUNDLED / "digits" / "config.json").read_bytes()
+    assert json.loads((folder / "config.json").read_text())["sampler"] == {"kind": "consistency", "second_time": 1.0}
+    assert tcm.load(folder).card == today.card
 
 
 @pytest.mark.parametrize(
     ("changes", "sampler", "condition"),
     [
-        ({"kind": "diffusion", "classes": 0, "t_min": 0.002, "t_prime": None}, "heun", None),
-        ({"kind": "consistency", "classes": 1, "t_min": 0.002, "t_prime": None}, "consistency", Classes(1)),
+        ({"kind": "diffusion", "classes": 0, "t_min": 0.002, "t_prime": None}, HeunSampler(), None),
+        ({"kind": "consistency", "classes": 1, "second_time": 3.0}, ConsistencySampler(second_time=3.0), Classes(1)),
     ],
 )
-def test_what_a_card_of_the_first_format_means(changes: dict, sampler: str, condition: Classes | None) -> None:
+def test_what_a_card_of_the_first_format_means(changes: dict, sampler: Sampler, condition: Classes | None) -> None:
     found = ModelCard.model_validate_json(json.dumps(FORMAT_1 | changes))
-    assert (found.format, found.sampler, found.condition) == (2, sampler, condition)
+    assert (found.format, found.sampler, found.condition) == (3, sampler, condition)
     without = {key: value for key, value in (FORMAT_1 | changes).items() if key != "classes"}
     assert ModelCard.model_validate_json(json.dumps(without)).condition is None
 
@@ -358,7 +363,7 @@ def test_labels_of_samples() -> None:
 
 
 def test_times_and_steps_of_sampling() -> None:
-    truncated = lively(Model.fresh(card(kind="truncated", t_min=1.0, t_prime=1.0, second_time=1.5)))
+    truncated = lively(Model.fresh(card(kind="truncated", t_min=1.0, sampler=ConsistencySampler(second_time=1.5))))
     assert truncated.sampler.times(truncated.denoiser, 1) == [80.0]
     assert truncated.sampler.times(truncated.denoiser, 2) == [80.0, 1.5]
     assert torch.equal(truncated.sample(2, steps=2), truncated.sample(2, times=[80.0, 1.5]))

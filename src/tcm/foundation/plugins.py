@@ -50,8 +50,10 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
     """
     if not isinstance(table, dict):
         return table
-    if not isinstance(table.get(key), str):
-        return {key: table[key]} if key in table else {}
+    if key not in table:
+        raise KeyInTable(f"{key} is missing; add it")
+    if not isinstance(table[key], str):
+        return {key: table[key]}
     model = find(table[key])
     # pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
     adapter: TypeAdapter[object] = TypeAdapter(
