@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import Classes, Labels
+from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.objectives import Batch
-from tcm.method.preconditioning import Denoiser
+from tcm.method.preconditioning import Denoiser, Masks, Network
+from tcm.networks import ImageShape, NetworkConfig
+from tcm.networks.cost import network_cost
 from tcm.recipes.cost import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
 from tcm.recipes.resolve import resolve
 
@@ -151,3 +155,42 @@ def test_a_sharded_teacher_is_gathered_for_each_evaluation() -> None:
         recipe = resolve("cifar10-small", [f"consistency.teacher={teacher}"])
         sent.append(scaling(recipe, recipe.stages["consistency"], 8).sharded_bytes)
     assert sent[1] / sent[0] == pytest.approx(6 / 4)
+
+
+class AttentiveConfig(NetworkConfig):
+    """Attention over pixels, two heads of queries for each of keys, called as `options` say."""
+
+    kind: str = "test_cost:AttentiveConfig"
+    options: str = ""
+
+    def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "Attentive":
+        return Attentive(self.options)
+
+
+class Attentive(Network):
+    """One learned scale."""
+
+    def __init__(self, options: str) -> None:
+        super().__init__()
+        self.options, self.scale = options, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
+        q = k = v = (self.scale * x).flatten(2).transpose(1, 2)[:, None].expand(-1, 2, -1, -1)
+        match self.options:
+            case "positional":
+                out = F.scaled_dot_product_attention(q, k, v, None, 0.0, True)
+            case "named":
+                out = F.scaled_dot_product_attention(query=q, key=k, value=v, is_causal=True, scale=0.5)
+            case "masked":
+                mask = torch.zeros(q.shape[-2], q.shape[-2])
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            case _:
+                out = F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+        return out[:, 0].transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize("options", ["positional", "named", "masked", "grouped"])
+def test_attention_with_any_options_is_counted(options: str) -> None:
+    """Fused attention keeps no weights: less than one number for each pair of the 64 pixels of an image."""
+    cost = network_cost(AttentiveConfig(options=options), (3, 8, 8), None)
+    assert 0 < cost.saved_per_image < 4 * 64 * 64

@@ -73,7 +73,9 @@ def test_a_learned_uncertainty_is_taken_over(golden) -> None:
 
 def test_what_is_left_out_is_reported() -> None:
     quarter = torch.full((1, 1, 2, 2), 0.25)
-    found = DDPMppConfig.published_left_out({"model.map_augment.weight": torch.zeros(3, 9), "enc.16x16_down.conv0.resample_filter": quarter})
+    found = DDPMppConfig.published_left_out(
+        {"model.map_augment.weight": torch.zeros(3, 9), "enc.16x16_down.conv0.resample_filter": quarter}
+    )
     assert list(found) == ["model.map_augment.weight", "enc.16x16_down.conv0.resample_filter"]
     with pytest.raises(TcmError, match="resample_filter is not the filter"):
         DDPMppConfig.published_left_out({"a.resample_filter": torch.full((1, 1, 4, 4), 1 / 16)})
@@ -92,7 +94,10 @@ def test_defaults_are_the_papers_networks() -> None:
         ({"encoder_type": "residual"}, "encoder_type='residual'"),
         ({"embedding_type": "fourier"}, "NCSN"),
         ({"resample_filter": [1, 3, 3, 1]}, "resample_filter"),
-        ({"model_type": "DhariwalUNet"}, "the network 'DhariwalUNet' is not supported; these are: SongUNet, UNet, EDM2UNet"),
+        (
+            {"model_type": "DhariwalUNet"},
+            "the network 'DhariwalUNet' is not supported; these are: SongUNet, UNet, EDM2UNet",
+        ),
     ],
 )
 def test_other_architectures_are_refused(arguments: dict, message: str) -> None:

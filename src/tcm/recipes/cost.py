@@ -83,8 +83,9 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
     half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
     # Of a model from elsewhere only the source knows the network: it is taken to be the student's.
-    roles = ({"student": Role(trained=True)} | stage.roles(recipe)).values()
-    sizes = [(role, 4 * network_cost(network_of(recipe, stage, role), *shape).parameters) for role in roles]
+    roles = {"student": Role(trained=True)} | stage.roles(recipe)
+    owners = [(role, role if role.follows is None else roles[role.follows[0]]) for role in roles.values()]
+    sizes = [(role, 4 * network_cost(network_of(recipe, stage, owner), *shape).parameters) for role, owner in owners]
     weights = sum(size for role, size in sizes if role.trained)
     memory = Memory(
         weights=weights,

@@ -28,7 +28,7 @@ PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
 KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
 CONSISTENCY_CLASSES = {"ECMPrecond"}
-PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
 MAX_NESTING = 4
 UNKNOWN_LICENCE = "unknown; ask the publisher"
 

@@ -1,0 +1,376 @@
+"""What others add: an objective with a second network that is trained in its own way, a sampler, a network with
+torch's own dropout."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from inprocess import ALONE, DEFAULTS, train
+from launching import lines, tiny_recipe
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tcm.data import open_dataset
+from tcm.data.loader import Batches
+from tcm.foundation.errors import TcmError
+from tcm.foundation.progress import PrintedProgress
+from tcm.foundation.randomness import SampleStreams
+from tcm.foundation.signals import StopRequest
+from tcm.method.averaging import ConstantDecay
+from tcm.method.conditions import Classes, Condition, ConditionKind
+from tcm.method.objectives import Batch, Consistency, Diffusion, Losses, Models, Objective
+from tcm.method.preconditioning import Denoiser, Masks, Network
+from tcm.method.sampling import HeunSampler, Sampler, SamplingStep, consistency_steps
+from tcm.method.times import TimeDistribution
+from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
+from tcm.recipes.cost import estimate
+from tcm.recipes.folders import stage_folders
+from tcm.recipes.resolve import differences, resolve
+from tcm.recipes.schema import Recipe
+from tcm.recipes.stages import Optimization, Role, Rows, Setting, Stage, Turn
+from tcm.training.checkpoint import Checkpoints
+from tcm.training.metrics import MetricsFile
+from tcm.training.run import Run
+from tcm.training.stage_loop import StageLoop
+from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.weights import Model, ModelCard
+from tcm.weights.importing import import_checkpoint
+
+OWN, CRITIC = "test_plugins:PlainConfig", DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=())
+
+
+class PlainConfig(NetworkConfig):
+    """Convolutions with torch's own dropout, and statistics of the batch."""
+
+    kind: Literal["test_plugins:PlainConfig"] = "test_plugins:PlainConfig"
+    channels: int = 8
+    jump: bool = False
+
+    published_types: ClassVar[tuple[str, ...]] = ("PlainNet",)
+    published_mark: ClassVar[str | None] = r"first\.weight"
+
+    def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "Plain":
+        return Plain(self, image_shape)
+
+    @classmethod
+    def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
+        if "first.weight" not in weights:
+            return None
+        channels, colours, *_ = weights["first.weight"].shape
+        return {"img_resolution": 8, "img_channels": colours, "channels": channels}
+
+    @classmethod
+    def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
+        return {"channels": cls.model_validate({"channels": arguments["channels"]}).channels}
+
+    @classmethod
+    def from_published(cls, arguments: Mapping[str, object]) -> "PlainConfig":
+        return cls.model_validate({"channels": arguments["channels"]})
+
+
+class Plain(Network):
+    """Knows nothing of masks."""
+
+    def __init__(self, config: PlainConfig, image_shape: ImageShape) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(image_shape[0], config.channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(config.channels)
+        self.drop = nn.Dropout(0.5)
+        self.leave = nn.Conv2d(config.channels, image_shape[0], 3, padding=1)
+        self.jump = nn.Linear(1, config.channels) if config.jump else None
+
+    def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
+        h = self.norm(self.enter(x)) + c_noise[:, None, None, None]
+        if self.jump is not None:
+            h = h + self.jump(c_noise[:, None])[:, :, None, None]
+        return self.leave(self.drop(torch.relu(h)))
+
+    def published_names(self) -> dict[str, str]:
+        return {name: name.replace("enter.", "first.") for name in self.state_dict()}
+
+
+@dataclass(frozen=True)
+class ThirdsSampler(Sampler):
+    """T, T/share, T/share²."""
+
+    kind: Literal["test_plugins:ThirdsSampler"] = "test_plugins:ThirdsSampler"
+    share: float = 3.0
+
+    model = "thirds"
+    usual_steps = (3,)
+    generates_at_once = True
+
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+    ) -> Iterator[SamplingStep]:
+        return consistency_steps(f, [f.t_max / self.share**i for i in range(steps or 3)], streams, condition)
+
+    def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
+        return f"{steps or 3} times, each a {self.share:g}th of the one before"
+
+    def evaluations(self, steps: int) -> int:
+        return steps
+
+    def name(self, steps: int) -> str:
+        return "thirds"
+
+
+@dataclass(frozen=True)
+class WithCritic(Objective):
+    """Consistency for the student, denoising for a critic that nobody listens to."""
+
+    times: TimeDistribution
+
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        if turn == "critic":
+            return Diffusion(self.times).loss({"student": models["critic"]}, batch, step, streams)
+        return Consistency(self.times).loss(models, batch, step, streams)
+
+
+class CriticStage(Stage):
+    """A student, and a smaller critic with a learning rate of its own."""
+
+    objective: Literal["test_plugins:CriticStage"] = "test_plugins:CriticStage"
+    critic: Optimization = Optimization(
+        learning_rate=1e-2, optimizer="adam", clip=1.0, averages=(ConstantDecay(0.5), ConstantDecay(0.9))
+    )
+
+    turns: ClassVar[tuple[Turn, ...]] = (Turn("critic"), Turn(every=2))
+
+    def build(self, setting: Setting) -> WithCritic:
+        return WithCritic(Consistency().times.within(*self.span(setting)))
+
+    def describe(self) -> str:
+        return "with a critic"
+
+    def sampler(self, second_time: float) -> ThirdsSampler:
+        return ThirdsSampler(share=4.0)
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return {
+            "critic": Role(trained=True, network=CRITIC, optimization=self.critic),
+            "shadow": Role(follows=("critic", ConstantDecay(0.5))),
+        }
+
+    def rows(self) -> Rows:
+        return Rows(gradient=0.5 + 0.3, plain=0.5)
+
+    def card_fields(self, setting: Setting) -> dict[str, object]:
+        return {"extra": {"critic_channels": CRITIC.channels}}
+
+
+def recipe_with(kind: type[Stage] = CriticStage, network: NetworkConfig | None = None, **settings: object) -> Recipe:
+    words = {"steps": 5, "batch": 8, "optimizer": "adam", "learning_rate": 1e-3, "init": "scratch"}
+    words |= {"log_every": 2, "checkpoint_every": 2, "sample_every": 0}
+    base = tiny_recipe(2)
+    given = {key: getattr(base, key) for key in base.model_fields_set}
+    given |= {"network": network or PlainConfig(), "stages": {"critics": kind(**(words | settings))}}
+    return Recipe.model_validate(given)
+
+
+def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> StageLoop:
+    stage, dataset = recipe.stages["critics"], open_dataset("digits")
+    card = card_of(recipe, "critics", dataset.shape, Classes(10))
+    models = stage_models(recipe, "critics", card, Sources({}, None))
+    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer("critics", models)
+    folder.mkdir(exist_ok=True)
+    return StageLoop(
+        trainer,
+        Batches(dataset, seed=recipe.seed, batch=stage.batch),
+        card,
+        recipe.t_max,
+        folder,
+        Checkpoints(folder / "state", stage.keep, ALONE),
+        PrintedProgress(Console(file=output or StringIO(), width=500), "critics", stage.steps),
+        MetricsFile(folder / "metrics.jsonl"),
+        [],
+    )
+
+
+def weights(fit: StageLoop) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
+
+
+def test_train_resume_and_sample(tmp_path: Path) -> None:
+    """Stopped twice and resumed: the weights of all roles are those of the run that nothing disturbed."""
+    train(recipe_with(), tmp_path / "straight")
+    folder = stage_folders(recipe_with(), tmp_path / "straight")["critics"]
+    assert folder.name == "1-critics"
+    stop = StopRequest(patient=True)
+    stop.by = "SIGTERM"
+    for number in range(2):
+        torch.manual_seed(number)  # what torch's own generator holds is of no consequence
+        assert not begin(tmp_path / "stopped", recipe_with()).run(stop)
+    resumed = begin(tmp_path / "stopped", recipe_with())
+    assert resumed.run(StopRequest(patient=True))
+    end = begin(tmp_path / "end", recipe_with())
+    end.checkpoints.load(folder / "state" / "step-5", end.trainer.tensors())
+    found, expected = weights(resumed), weights(end)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert {"critic.network.embed_0.weight", "shadow.network.embed_0.weight"} <= expected.keys()
+
+    model = Model.load(folder / "model")
+    assert (asdict(model.sampler), model.card.extra) == (asdict(ThirdsSampler(share=4.0)), {"critic_channels": 8})
+    table = json.loads((folder / "model" / "config.json").read_text())["sampler"]
+    assert table == {"kind": "test_plugins:ThirdsSampler", "share": 4.0}
+    steps = list(model.sampler.run(model.denoiser, SampleStreams(range(2)), Classes(10).draw([0, 1])))
+    assert [step.t for step in steps] == [10.0, 2.5, 0.625]
+    assert torch.equal(model.sample(2), steps[-1].x)
+    assert torch.equal(model.sample(2), model.sample(2)), "torch's own dropout is off"
+    assert differences(resolve(str(tmp_path / "straight" / "recipe.toml")), recipe_with()) == []
+
+
+def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
+    """Adam's first update moves a weight by its learning rate; the critic is the smaller network that it asked for."""
+    fit = begin(tmp_path / "run", recipe_with())
+    before = weights(fit)
+    fit.trainer.step(0, fit.batches.at(0))
+    after = weights(fit)
+    largest = {
+        role: max(float((after[name] - before[name]).abs().max()) for name in before if name.startswith(f"{role}."))
+        for role in ("student.network", "critic.network", "shadow.network")
+    }
+    assert largest == pytest.approx({"student.network": 1e-3, "critic.network": 1e-2, "shadow.network": 5e-3}, rel=0.01)
+    assert [len(fit.trainer.learners[role].averages) for role in ("student", "critic")] == [1, 2]
+    sizes = {role: sum(p.numel() for p in model.parameters()) for role, model in fit.trainer.models.items()}
+    assert sizes["critic"] == sizes["shadow"] != sizes["student"]
+    recipe = recipe_with().model_copy(update={"image_shape": (1, 8, 8), "classes": 10})
+    cost = estimate(recipe, recipe.stages["critics"])
+    student, critic = 4 * sizes["student"], 4 * sizes["critic"]
+    assert (cost.memory.weights, cost.memory.averages) == (student + critic, student + 2 * critic)
+    assert cost.memory.helpers == critic
+    assert cost.step_flops == int((3 * 0.8 + 0.5) * cost.forward_flops * 8)
+
+
+def test_the_progress_line_shows_what_the_objective_reports(tmp_path: Path) -> None:
+    output = StringIO()
+    fit = begin(tmp_path / "run", recipe_with(), output)
+    fit.run(StopRequest(patient=True))
+    line = output.getvalue().splitlines()[0]
+    for name in ("critic.loss", "critic.denoising", "critic.gradient_norm", "consistency", "images/s"):
+        assert name in line
+    rates = {key: value for key, value in lines(tmp_path / "run")[0].items() if key.endswith("learning_rate")}
+    assert rates == {"learning_rate": 1e-3, "critic.learning_rate": 1e-2}
+
+
+def test_networks_run_in_eval_mode(tmp_path: Path) -> None:
+    fit = begin(tmp_path / "run", recipe_with())
+    assert not any(module.training for model in fit.trainer.models.values() for module in model.modules())
+    x, t = torch.randn(4, 1, 8, 8), torch.ones(4)
+    student = fit.trainer.student
+    assert torch.equal(student(x, t)[:2], student(x[:2], t[:2])), "no sample depends on the others of its batch"
+
+
+def test_dropout_needs_a_network_that_is_given_its_masks() -> None:
+    message = (
+        "critics: dropout=0.2 needs a network that is given its masks, and network.kind='test_plugins:PlainConfig' is "
+        "not; set dropout=0.0"
+    )
+    for settings in ({"dropout": 0.2}, {"network": PlainConfig(dropout=0.2)}):
+        with pytest.raises(ValueError, match=message):
+            recipe_with(**settings)
+
+
+class SeldomStage(CriticStage):
+    """In every second step nobody has a turn."""
+
+    turns: ClassVar[tuple[Turn, ...]] = (Turn("critic", every=2), Turn(every=4))
+
+
+class StrangerStage(CriticStage):
+    """A turn for a role that is not trained."""
+
+    turns: ClassVar[tuple[Turn, ...]] = (Turn("shadow"), Turn())
+
+
+class LostStage(CriticStage):
+    """An average of nothing."""
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return super().roles(setting) | {"shadow": Role(follows=("actor", ConstantDecay()))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (SeldomStage, r"critics: turns=\[2, 4\] leave step 1 without any; give one every=1"),
+        (StrangerStage, "critics: turns name 'shadow', which is no trained role"),
+        (LostStage, "critics: shadow follows 'actor', which is no role with weights of its own"),
+    ],
+)
+def test_turns_and_roles_that_cannot_be(kind: type[Stage], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe_with(kind)
+
+
+def test_a_roles_own_schedule_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"critics: critic.warmup=9 must be less than steps=5"):
+        recipe_with(critic=Optimization(learning_rate=1.0, warmup=9))
+
+
+class JumpStage(CriticStage):
+    """The student has one more layer than the model that it starts from; the critic is all that its source is."""
+
+    afresh: str = "network.jump"
+    source: str = "init"
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return {
+            "student": Role("init", self.init, trained=True, afresh=(self.afresh,)),
+            "critic": Role("source", self.source, trained=True, network="source", sampler=HeunSampler),
+        }
+
+
+def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None:
+    dataset = open_dataset("digits")
+    given = ModelCard(kind="diffusion", network=PlainConfig(), image_shape=dataset.shape, condition=Classes(10))
+    source = Model.fresh(given)
+    source.save(tmp_path / "source")
+    words = {"network": PlainConfig(jump=True), "init": "init"}
+
+    recipe = recipe_with(JumpStage, **words)
+    card = card_of(recipe, "critics", dataset.shape, Classes(10))
+    models = stage_models(recipe, "critics", card, Sources({}, str(tmp_path / "source")))
+    expected = source.denoiser.state_dict()
+    student, critic = (models[role].denoiser.state_dict() for role in ("student", "critic"))
+    assert student.keys() - expected.keys() == {"network.jump.weight", "network.jump.bias"}
+    assert all(torch.equal(student[name], expected[name]) for name in expected)
+    assert critic.keys() == expected.keys()
+    assert all(torch.equal(critic[name], expected[name]) for name in expected)
+
+    recipe = recipe_with(JumpStage, **words, afresh="network.enter")
+    folders = stage_folders(recipe, tmp_path / "run")
+    with pytest.raises(TcmError, match=r"critics.init=init lacks network.jump.weight, network.jump.bias"):
+        check_run(recipe, {"critics": card}, folders, str(tmp_path / "source"))
+
+
+def test_import_asks_the_networks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = PlainConfig(channels=4).build((1, 8, 8), None)
+    weights = {f"net.{network.published_names()[name]}": tensor for name, tensor in network.state_dict().items()}
+    path = tmp_path / "plain.safetensors"
+    save_file(weights, path)
+    with pytest.raises(TcmError, match="holds no network"):
+        import_checkpoint(path, "consistency")
+    about = tmp_path / "plain-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[tcm.networks]\nplain = {OWN}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = import_checkpoint(path, "consistency").model
+    assert model.card.network.model_dump() == PlainConfig(channels=4).model_dump()
+    found, expected = model.denoiser.network.state_dict(), network.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
