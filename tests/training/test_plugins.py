@@ -321,6 +321,19 @@ def test_a_roles_own_schedule_is_checked() -> None:
         recipe_with(critic=Optimization(learning_rate=1.0, warmup=9))
 
 
+class CoarseStage(CriticStage):
+    """A critic that halves images of 8 × 8 four times."""
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return {"critic": Role(trained=True, network=CRITIC.model_copy(update={"channel_mult": (1,) * 5}))}
+
+
+def test_a_roles_own_network_is_checked_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(TcmError, match="image height=8 is not a multiple of 16"):
+        train(recipe_with(CoarseStage), tmp_path / "run")
+    assert not (tmp_path / "run" / "1-critics").exists()
+
+
 class JumpStage(CriticStage):
     """The student has one more layer than the model that it starts from; the critic is all that its source is."""
 

@@ -61,16 +61,15 @@ def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[s
         if (folder / "model").is_dir():
             earlier[name] = folder / "model"
             continue
-        with torch.device("meta"):
-            Model.fresh(cards[name])
         for role in roles_of(recipe, name).values():
+            with torch.device("meta"):
+                fresh = Model.fresh(_role_card(recipe, name, role, cards[name], None))
             if role.source != "scratch":
                 given = Sources(earlier, init).card(f"{name}.{role.key}", role.source)
-                wanted = _role_card(recipe, name, role, cards[name], given)
-                _check_role(name, role, given, wanted)
-                if role.trained:
+                _check_role(name, role, given, _role_card(recipe, name, role, cards[name], given))
+                if role.trained and role.network != "source":
                     with torch.device("meta"):
-                        _weights(name, role, Model.fresh(given), Model.fresh(wanted))
+                        _weights(name, role, Model.fresh(given), fresh)
         earlier[name] = cards[name]
 
 
