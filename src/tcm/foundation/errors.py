@@ -35,7 +35,7 @@ def describe_validation(error: ValidationError, source: str, model: type[BaseMod
     return TcmError(f"{source}: {describe_first(error, model)[1]}")
 
 
-def describe_first(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[str, str]:
+def describe_first(error: ValidationError, model: type | None = None) -> tuple[str, str]:
     """The key of the first error, and that line, which begins with it; an error of the whole table has no key."""
     errors = error.errors()
     # A misspelt key is often missed under its right name too: the misspelling is what helps.
@@ -90,7 +90,7 @@ def _describe_tag(key: str, given: dict[str, Any], context: dict[str, Any]) -> s
     return f"{key}.{tag}={given[tag]!r} must be one of {expected}" if expected else f"{key}.{tag} is missing; add it"
 
 
-def _walk(model: type[BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
+def _walk(model: type | None, loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
     """A pydantic location as it is written, without the tags of unions, and the keys that exist beside the last."""
     parts: list[str] = []
     siblings: list[str] = []

@@ -2,21 +2,33 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tcm.foundation.devices import fp32_products
-from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.errors import KeyInTable, TcmError, describe_first, describe_validation
 from tcm.foundation.files import new_folder
+from tcm.foundation.plugins import find_class
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import Condition, ConditionKind
+from tcm.method.conditions import KINDS, Choice, Classes, Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, SamplerName, last
 from tcm.networks import AnyNetwork
@@ -38,6 +50,27 @@ class Provenance(BaseModel):
     licence: str | None = None
 
 
+def _read_condition(table: Any) -> Any:
+    """A kind of condition from a card's table; a table that names none is of classes."""
+    if not isinstance(table, dict):
+        return table
+    fields = {"kind": Classes.kind} | table
+    found = find_class("kind", str(fields.pop("kind")), KINDS, ConditionKind, "tcm.conditions")
+    try:
+        return TypeAdapter(found).validate_python(fields)
+    except ValidationError as error:
+        within, problem = describe_first(error, found)
+        raise (KeyInTable if within else TcmError)(problem) from error
+
+
+def _write_condition(condition: ConditionKind) -> dict[str, Any]:
+    return {"kind": condition.kind, **asdict(condition)}  # type: ignore[call-overload]  # every kind is a dataclass
+
+
+AnyCondition = Annotated[InstanceOf[ConditionKind], BeforeValidator(_read_condition), PlainSerializer(_write_condition)]
+"""A kind of condition, read from a table by its `kind`."""
+
+
 class ModelCard(BaseModel):
     """config.json: the network, the method and the times on which the model is defined."""
 
@@ -49,7 +82,7 @@ class ModelCard(BaseModel):
     sampler: SamplerName = Field(description="how the model is sampled")
     network: AnyNetwork
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    condition: ConditionKind | None = Field(default=None, description="what an image can be conditioned on")
+    condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
     t_max: float = Field(default=80.0, gt=0)
@@ -165,14 +198,15 @@ class Model:
         times: Sequence[float] | None = None,
         seed: int = 0,
         seeds: Sequence[int] | None = None,
-        labels: Sequence[int] | int | None = None,
+        labels: Choice | None = None,
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
         """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its condition alone.
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
-        (18 by default) of Heun's method. Without `labels` or a `condition`, each image's class is drawn from its seed.
+        (18 by default) of Heun's method. `labels` are classes by number or name, one for all images or one for each; a
+        `condition` is a value as the network takes it. Without either, each image's condition is drawn from its seed.
         """
         if seeds is not None and count is not None and count != len(seeds):
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
@@ -183,8 +217,7 @@ class Model:
                 f"count={count} images in batches of {batch} cannot be; use a count of 0 or more, a batch of 1 or more"
             )
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
-        if condition is None:
-            condition = self._condition(seeds, labels)
+        condition = self._condition(seeds, labels, condition)
         device = next(self.denoiser.parameters()).device
         parts = []
         for start in range(0, len(seeds), batch):
@@ -194,13 +227,22 @@ class Model:
             parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
 
-    def _condition(self, seeds: list[int], labels: Sequence[int] | int | None) -> Condition | None:
+    def _condition(self, seeds: list[int], labels: Choice | None, given: Condition | None) -> Condition | None:
         kind = self.card.condition
+        if labels is not None and given is not None:
+            raise TcmError(f"labels={labels} and a condition exclude each other; give one of them")
         if kind is None:
-            if labels is not None:
-                raise TcmError(f"labels={labels} were given, and this model knows no classes; leave them out")
+            if labels is not None or given is not None:
+                what = "a condition was" if labels is None else f"labels={labels} were"
+                raise TcmError(f"{what} given, and this model is unconditional; leave it out")
             return None
-        return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
+        if given is None:
+            return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
+        if len(given) != len(seeds):
+            raise TcmError(f"condition has {len(given)} entries for {len(seeds)} images; give one per image")
+        if not kind.takes(given):
+            raise TcmError(f"this model takes {kind}, and the condition holds something else; give it that")
+        return given
 
 
 @contextmanager
