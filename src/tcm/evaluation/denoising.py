@@ -32,10 +32,8 @@ def model_denoise(model: Model) -> Denoise:
     def denoise(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         kind = model.card.condition
         if kind is not None and (condition is None or not kind.takes(condition)):
-            found = "no labels" if condition is None else "others"
-            raise TcmError(
-                f"the model takes {kind}, and the data has {found}; give data with labels that fit the model"
-            )
+            found = "no labels" if condition is None else "labels that do not fit"
+            raise TcmError(f"the model takes {kind}, and the data has {found}; give data labelled for this model")
         given = None if kind is None or condition is None else condition.to(device)
         return model.denoiser(x.to(device), t.to(device), given).cpu()
 
