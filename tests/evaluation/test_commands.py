@@ -157,7 +157,7 @@ def test_a_diffusion_model_is_sampled_with_heun(models: Path) -> None:
 
 def test_a_class_by_its_name(models: Path) -> None:
     model = tcm.load(models / "consistency")
-    names = tuple(["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"])
+    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     card = model.card.model_copy(update={"condition": tcm.Classes(10, names)})
     tcm.Model(model.denoiser, card).save("named")
     assert ", cat, fp32" in run("sample", "named", "--class", "cat", "-n", 2, "--out", "name.npz")
