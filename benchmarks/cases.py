@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Settings
-from tcm.data.dataset import ArrayDataset, Labels
+from tcm.data.dataset import ArrayDataset, ClassLabels
 from tcm.data.loader import Batches, LoadedBatch
 from tcm.foundation.processes import Processes
-from tcm.method.conditions import Classes
+from tcm.method.conditions import ConditionKind
 from tcm.method.preconditioning import Denoiser
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe, network_of, roles_of
+from tcm.recipes.schema import Recipe, condition_of, network_of, roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.trainer import Trainer
 
@@ -55,14 +55,14 @@ def small(settings: Settings) -> Case:
 def denoiser(recipe: Recipe, stage: str) -> Denoiser:
     """A fresh student of a stage."""
     assert recipe.image_shape is not None
-    condition = condition_of(recipe)
+    condition = network_condition(recipe)
     network = network_of(recipe, recipe.stages[stage]).build(recipe.image_shape, condition)
     return Denoiser(network, recipe.image_shape, condition)
 
 
-def condition_of(recipe: Recipe) -> Classes | None:
+def network_condition(recipe: Recipe) -> ConditionKind | None:
     """What the networks of a recipe are conditioned on."""
-    return Classes(recipe.classes) if recipe.conditional and recipe.classes else None
+    return condition_of(recipe) if recipe.conditional else None
 
 
 def trainer(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Trainer:
@@ -84,7 +84,7 @@ def batches(recipe: Recipe, stage: str, processes: Processes = ALONE) -> Batches
     """Random images in memory."""
     assert recipe.image_shape is not None
     rng = np.random.default_rng(0)
-    labels = Labels.of(rng.integers(0, recipe.classes, 2000), "random") if recipe.classes else None
+    labels = ClassLabels.of(rng.integers(0, recipe.classes, 2000), "random") if recipe.classes else None
     dataset = ArrayDataset(rng.integers(0, 256, (2000, *recipe.image_shape), dtype=np.uint8), labels)
     share = (processes.rank, processes.count)
     return Batches(dataset, seed=0, batch=recipe.stages[stage].batch, flip=True, rank=share[0], world=share[1])

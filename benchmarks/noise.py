@@ -98,8 +98,8 @@ def compare_gradients(found: Found, f: Denoiser, x: Tensor, labels: Labels, numb
 def digits(count: int) -> tuple[Denoiser, Tensor, Labels]:
     dataset = open_dataset("digits")
     pixels, labels = dataset.read(np.random.default_rng(0).permutation(dataset.count)[:count])
-    assert labels is not None
-    return tcm.load("digits").denoiser, to_float(torch.from_numpy(pixels)), Labels(torch.from_numpy(labels))
+    assert isinstance(labels, Labels)
+    return tcm.load("digits").denoiser, to_float(torch.from_numpy(pixels)), labels
 
 
 def streams(number: int, count: int) -> SampleStreams:

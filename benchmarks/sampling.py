@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 import tcm
-from benchmarks.cases import Case, condition_of, ddpmpp, small
+from benchmarks.cases import Case, ddpmpp, network_condition, small
 from benchmarks.harness import Row, Settings, Times, interleave, ratio, spread
 from tcm.evaluation.generation import Sampling, generate, sampling_batch
 
@@ -26,7 +26,7 @@ def measure(settings: Settings) -> list[Row]:
 
 def fresh(case: Case) -> tcm.Model:
     recipe = case.recipe()
-    condition = condition_of(recipe)
+    condition = network_condition(recipe)
     return tcm.Model.fresh(
         tcm.ModelCard(kind="consistency", network=recipe.network, image_shape=(3, 32, 32), condition=condition)
     )

@@ -62,8 +62,7 @@ def test_labels_stay_with_their_images_when_some_are_left_out(tmp_path: Path) ->
     files["a/2.png"] = b""
     with pytest.warns(TcmWarning, match="left out 1"):
         dataset = open_dataset(writers.write_files(tmp_path / "d", files), skip_broken=True)
-    assert dataset.labels is not None
-    assert dataset.labels.tolist() == [0, 0, 1, 1, 1]
+    assert dataset.class_labels.values.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_all_broken(tmp_path: Path) -> None:

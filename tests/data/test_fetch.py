@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import writers
 
-from tcm.data import ArrayDataset, Labels, fetch_dataset, open_dataset
+from tcm.data import ArrayDataset, ClassLabels, fetch_dataset, open_dataset
 from tcm.data.cifar import binary_batch
 from tcm.data.fetch import SUMS
 from tcm.foundation.errors import TcmError
@@ -64,10 +64,10 @@ def fetched(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cifar10_is_the_published_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched("cifar10", folder, monkeypatch)
     train, test = open_dataset("cifar10"), open_dataset("cifar10", split="test")
-    assert (train.count, test.count, train.shape, train.classes) == (50_000, 10_000, (3, 32, 32), 10)
+    assert (train.count, test.count, train.shape, train.condition_kind.count) == (50_000, 10_000, (3, 32, 32), 10)
     parts = [train.read(np.arange(start, start + 10_000)) for start in range(0, 50_000, 10_000)]
     parts.append(test.read(np.arange(10_000)))
-    sums = [hashlib.sha1(binary_batch(images, labels)).hexdigest() for images, labels in parts if labels is not None]
+    sums = [hashlib.sha1(binary_batch(images, labels.index.numpy())).hexdigest() for images, labels in parts]
     assert sums == CIFAR10
 
 
@@ -77,10 +77,9 @@ def test_idx_data_sets_are_the_published_ones(name: str, folder: Path, monkeypat
     sums = []
     for split, count in (("train", 60_000), ("test", 10_000)):
         dataset = open_dataset(name, split=split)
-        assert (dataset.count, dataset.shape, dataset.classes) == (count, (1, 28, 28), 10)
+        assert (dataset.count, dataset.shape, dataset.condition_kind.count) == (count, (1, 28, 28), 10)
         images, labels = dataset.read(np.arange(count))
-        assert labels is not None
-        sums += [hashlib.md5(writers.idx_bytes(array)).hexdigest() for array in (images[:, 0], labels)]
+        sums += [hashlib.md5(writers.idx_bytes(array)).hexdigest() for array in (images[:, 0], labels.index.numpy())]
     assert sums == IDX[name]
 
 
@@ -93,7 +92,7 @@ def small_idx(seed: int = 0) -> dict[str, bytes]:
 @pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Let "mnist" be a small data set; its place here takes the public one's role, and no client is installed."""
-    dataset = ArrayDataset(writers.sample_pixels(23, 1, 28, 28), Labels.of(writers.sample_labels(), "the test"))
+    dataset = ArrayDataset(writers.sample_pixels(23, 1, 28, 28), ClassLabels.of(writers.sample_labels(), "the test"))
     monkeypatch.setitem(SUMS, "mnist", dict.fromkeys(("train", "test"), dataset.content_hash()))
     monkeypatch.setenv("TCM_DATA", str(tmp_path / "kept"))
     monkeypatch.setenv("PATH", str(tmp_path / "clients"))

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import writers
 from PIL import Image
 
-from tcm.data import ArrayDataset, Dataset, Labels, open_dataset
+from tcm.data import ArrayDataset, ClassLabels, Dataset, open_dataset
 from tcm.data.arrays import save_npz
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Classes, Labels
 
 IMAGES = writers.sample_pixels()
 GRAY = writers.sample_pixels(channels=1)
@@ -57,19 +59,19 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def check(dataset: Dataset, images: np.ndarray, labels: np.ndarray | None) -> None:
     order = np.random.default_rng(1).permutation(len(images))
-    read, classes = dataset.read(order)
+    read, condition = dataset.read(order)
     assert dataset.count == len(images)
     assert dataset.shape == images.shape[1:]
     assert read.dtype == np.uint8
     np.testing.assert_array_equal(read, images[order])
     if labels is None:
-        assert classes is None
-        assert dataset.classes == 0
+        assert condition is None
+        assert dataset.condition_kind is None
     else:
-        assert classes is not None
-        assert classes.dtype == np.int64
-        np.testing.assert_array_equal(classes, labels[order])
-    truth = ArrayDataset(images, None if labels is None else Labels.of(labels, "the test"))
+        assert isinstance(condition, Labels)
+        assert condition.index.dtype == torch.int64
+        np.testing.assert_array_equal(condition.index, labels[order])
+    truth = ArrayDataset(images, None if labels is None else ClassLabels.of(labels, "the test"))
     assert dataset.content_hash() == truth.content_hash()
 
 
@@ -98,7 +100,7 @@ def test_class_folders_become_labels_in_sorted_order(tmp_path: Path) -> None:
     for path in (writers.write_files(tmp_path / "d", files), writers.write_zip(tmp_path / "d.zip", files)):
         dataset = open_dataset(path)
         check(dataset, IMAGES[by_class], LABELS[by_class])
-        assert dataset.class_names == writers.CLASSES
+        assert dataset.class_labels.names == writers.CLASSES
 
 
 def test_a_single_folder_is_no_class(tmp_path: Path) -> None:
@@ -107,14 +109,16 @@ def test_a_single_folder_is_no_class(tmp_path: Path) -> None:
 
 
 def test_class_names_come_along(tmp_path: Path) -> None:
-    assert open_dataset(writers.write_hugging_face(tmp_path / "h", IMAGES, LABELS)).class_names == writers.CLASSES
     assert (
-        open_dataset(writers.write_files(tmp_path / "c", writers.with_csv(IMAGES, LABELS))).class_names
+        open_dataset(writers.write_hugging_face(tmp_path / "h", IMAGES, LABELS)).condition_kind.names == writers.CLASSES
+    )
+    assert (
+        open_dataset(writers.write_files(tmp_path / "c", writers.with_csv(IMAGES, LABELS))).class_labels.names
         == writers.CLASSES
     )
-    dataset = ArrayDataset(IMAGES, Labels.of(LABELS, "the test", writers.CLASSES))
+    dataset = ArrayDataset(IMAGES, ClassLabels.of(LABELS, "the test", writers.CLASSES))
     save_npz(tmp_path / "d.npz", {"train": dataset, "test": dataset})
-    assert open_dataset(tmp_path / "d.npz", split="test").class_names == writers.CLASSES
+    assert open_dataset(tmp_path / "d.npz", split="test").condition_kind.names == writers.CLASSES
 
 
 def test_without_labels(tmp_path: Path) -> None:
@@ -171,10 +175,12 @@ def test_channels_convert_arrays_as_pillow_does(tmp_path: Path, channels: int) -
 
 def test_digits_are_bundled() -> None:
     digits = open_dataset("digits")
-    assert (digits.count, digits.shape, digits.classes) == (1797, (1, 8, 8), 10)
+    assert (digits.count, digits.shape, digits.condition_kind) == (1797, (1, 8, 8), Classes(10))
     # The published description: 16 gray steps, and these numbers of each digit in the UCI test set.
     assert len(np.unique(digits.pixels(np.arange(1797)))) == 17
-    np.testing.assert_array_equal(np.bincount(digits.labels), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
+    np.testing.assert_array_equal(
+        np.bincount(digits.class_labels.values), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    )
     first = np.array([0, 0, 5, 13, 9, 1, 0, 0])
     np.testing.assert_array_equal(digits.pixels(np.array([0]))[0, 0, 0], np.round(first * 255 / 16))
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import writers
 
-from tcm.data import ArrayDataset, Dataset, Labels, open_dataset
+from tcm.data import ArrayDataset, ClassLabels, Dataset, open_dataset
 from tcm.data.hashing import KEPT, BackgroundHash, hash_of
 
 IMAGES = writers.sample_pixels(23, height=8, width=6)
 LABELS = writers.sample_labels()
-TRUTH = ArrayDataset(IMAGES, Labels.of(LABELS, "the test")).content_hash()
+TRUTH = ArrayDataset(IMAGES, ClassLabels.of(LABELS, "the test")).content_hash()
 UNLABELLED = ArrayDataset(IMAGES).content_hash()
 LONG_AGO = 1_600_000_000_000_000_000
 
@@ -102,7 +102,7 @@ def test_any_change_is_seen(tmp_path: Path) -> None:
     settle(path / "00003.png", at=LONG_AGO + 1)
     other = IMAGES.copy()
     other[3] = 255 - IMAGES[3]
-    changed = ArrayDataset(other, Labels.of(LABELS, "the test")).content_hash()
+    changed = ArrayDataset(other, ClassLabels.of(LABELS, "the test")).content_hash()
     assert hash_of(opened(path)) == changed
     table = (path / "labels.csv").read_text().replace("apple", "banana")
     (path / "labels.csv").write_text(table)

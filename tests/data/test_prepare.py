@@ -79,9 +79,8 @@ def test_mixed_images_become_one_data_set(tmp_path: Path, crop: Crop, target: st
     form = Form((16, 16), crop, 3)
     assert prepare_dataset(open_pictures(folder), tmp_path / target, form, workers=workers) == (3, [])
     dataset = open_dataset(tmp_path / target)
-    assert (dataset.count, dataset.shape, dataset.class_names) == (3, (3, 16, 16), ("cat", "dog"))
-    assert dataset.labels is not None
-    assert dataset.labels.tolist() == [0, 0, 1]
+    assert (dataset.count, dataset.shape, dataset.condition_kind.names) == (3, (3, 16, 16), ("cat", "dog"))
+    assert dataset.class_labels.values.tolist() == [0, 0, 1]
     with Image.open(folder / "cat" / "a.png") as picture:
         if crop is Crop.CENTER:
             truth = picture.crop((10, 0, 50, 40)).resize((16, 16), Image.LANCZOS)
@@ -97,7 +96,7 @@ def test_a_copy_without_changes_has_the_same_content(tmp_path: Path, target: str
     prepare_dataset(source, tmp_path / target, Form())
     copy = open_dataset(tmp_path / target)
     assert copy.content_hash() == source.content_hash()
-    assert copy.class_names == writers.CLASSES
+    assert copy.condition_kind.names == writers.CLASSES
 
 
 def test_the_zip_has_the_layout_of_edm(tmp_path: Path) -> None:
@@ -130,8 +129,7 @@ def test_broken_images_stop_it_or_are_left_out(tmp_path: Path, target: str, work
     count, skipped = prepare_dataset(open_pictures(folder), tmp_path / target, form, skip_broken=True, workers=workers)
     assert (count, [broken.name for broken in skipped]) == (2, ["cat/b.png"])
     dataset = open_dataset(tmp_path / target)
-    assert dataset.labels is not None
-    assert dataset.labels.tolist() == [0, 1]
+    assert dataset.class_labels.values.tolist() == [0, 1]
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def numbers(batch: LoadedBatch) -> list[int]:
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_each_epoch_holds_every_image_once(path: Path, lanes: int) -> None:
     stream = open_again(path)
-    assert (stream.shape, stream.classes) == ((3, 6, 6), 3)
+    assert (stream.shape, stream.condition_kind.names) == ((3, 6, 6), writers.CLASSES)
     batches = StreamBatches(stream, seed=3, batch=1, lanes=lanes, window=20).starting_at(0)
     seen = defaultdict(list)
     for batch in islice(batches, 4 * COUNT):
         (number,) = numbers(batch)
-        assert int(batch.labels) == LABELS[number]
+        assert int(batch.condition.index) == LABELS[number]
         seen[batch.resume[f"lane {batch.step % lanes}"]["epoch"]].append(number)
     assert sorted(seen[0]) == sorted(seen[1]) == list(range(COUNT))
     assert sorted(seen[0]) != seen[0] != seen[1]
@@ -63,7 +63,7 @@ def test_a_saved_position_resumes_exactly(path: Path, lanes: int, window: int) -
         for one, other in zip(again, through[stop + 1 :], strict=True):
             assert one.step == other.step
             assert torch.equal(one.images, other.images)
-            assert torch.equal(one.labels, other.labels)
+            assert torch.equal(one.condition.index, other.condition.index)
             assert one.resume == other.resume
 
 
@@ -81,7 +81,7 @@ def test_processes_share_the_same_whole_batch(path: Path) -> None:
             shares = [next(rank) for rank in ranks]
             for share in shares:
                 assert torch.equal(share.images, whole.images[share.index])
-                assert torch.equal(share.labels, whole.labels[share.index])
+                assert torch.equal(share.condition.index, whole.condition.index[share.index])
             saved = {key: value for share in shares for key, value in share.resume.items()}
             assert saved == whole.resume
 
@@ -96,7 +96,7 @@ def test_compressed_shards_and_braces(tmp_path: Path) -> None:
         shard.unlink()
     batch = next(StreamBatches(open_stream(folder), seed=0, batch=COUNT, lanes=1).starting_at(0))
     assert sorted(numbers(batch)) == list(range(COUNT))
-    assert batch.labels is None
+    assert batch.condition is None
 
 
 def test_each_process_fetches_its_own_shards(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_stream_and_a_data_set_of_the_same_shards_agree(tmp_path: Path) -> Non
     dataset = open_data(folder)
     stream = open_data(f"stream:{folder}", classes=3)
     assert isinstance(stream, Stream)
-    assert (stream.shape, stream.class_names) == (dataset.shape, dataset.class_names)
+    assert (stream.shape, stream.condition_kind.names) == (dataset.shape, dataset.condition_kind.names)
     batch = next(StreamBatches(stream, seed=0, batch=COUNT, lanes=1).starting_at(0))
     assert sorted(numbers(batch)) == list(range(dataset.count))
 
@@ -222,7 +222,8 @@ from tcm.data import StreamBatches, open_stream
 for name in sys.argv[1:]:
     stream = open_stream(name)
     batch = next(StreamBatches(stream, seed=0, batch=30, lanes=1).starting_at(0))
-    print(stream.identity, stream.shards, stream.classes, sorted(batch.labels.tolist()) == sorted([0, 1, 2] * 10))
+    labels = sorted(batch.condition.index.tolist())
+    print(stream.identity, stream.shards, stream.condition_kind.count, labels == sorted([0, 1, 2] * 10))
 """
 
 

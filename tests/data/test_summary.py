@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import writers
 
-from tcm.data import ArrayDataset, Labels, open_dataset, summarize
+from tcm.data import ArrayDataset, ClassLabels, open_dataset, summarize
 
 
 def test_figures() -> None:
     images = writers.sample_pixels(50, height=9, width=7)
     images[10:14] = images[3]
     images[:, 1] //= 2
-    labels = Labels.of(np.arange(50) % 4, "the test", ["a", "b", "c", "d", "never"])
+    labels = ClassLabels.of(np.arange(50) % 4, "the test", ["a", "b", "c", "d", "never"])
     summary = summarize(ArrayDataset(images, labels))
     floats = images / 127.5 - 1
     assert (summary.count, summary.shape, summary.duplicates) == (50, (3, 9, 7), 4)

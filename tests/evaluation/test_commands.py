@@ -155,6 +155,19 @@ def test_a_diffusion_model_is_sampled_with_heun(models: Path) -> None:
         run("sample", models / "diffusion", "--times", "10,1", "-n", 2)
 
 
+def test_a_class_by_its_name(models: Path) -> None:
+    model = tcm.load(models / "consistency")
+    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    card = model.card.model_copy(update={"condition": tcm.Classes(10, names)})
+    tcm.Model(model.denoiser, card).save("named")
+    assert ", cat, fp32" in run("sample", "named", "--class", "cat", "-n", 2, "--out", "name.npz")
+    run("sample", "named", "--class", 3, "-n", 2, "--out", "number.npz")
+    assert np.array_equal(np.load("name.npz")["images"], np.load("number.npz")["images"])
+    assert ", class 3, fp32" in run("sample", models / "consistency", "--class", 3, "-n", 2)
+    with pytest.raises(TcmError, match="labels='cow': none of the 10 classes has this name"):
+        run("sample", "named", "--class", "cow", "-n", 2)
+
+
 def test_sampling_options_that_cannot_be(models: Path) -> None:
     model = models / "truncated"
     for options, message in (

@@ -25,7 +25,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TCM_DATA", str(tmp_path / "cache"))
     images, labels = open_dataset("digits").read(np.arange(100))
     np.savez(tmp_path / "others.npz", images=open_dataset("digits").read(np.arange(100, 180))[0])
-    return writers.write_shards(tmp_path / "shards", images, labels, per_shard=30)
+    return writers.write_shards(tmp_path / "shards", images, labels.index.numpy(), per_shard=30)
 
 
 def measured(data: str, *options: str) -> list[Score]:

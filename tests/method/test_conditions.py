@@ -102,6 +102,37 @@ def test_classes_that_a_user_chooses() -> None:
         Classes(0)
 
 
+def test_classes_by_name() -> None:
+    kind = Classes(4, ("cat", "dog", "2", "dog"))
+    assert kind.choose("cat", 2).index.tolist() == [0, 0]
+    assert kind.choose(["cat", "3", 1, "2"], 4).index.tolist() == [0, 3, 1, 2]
+    assert Classes(3, ("2", "1", "0")).choose(["2", 2], 2).index.tolist() == [0, 2], "a name comes before a number"
+    for choice, message in (
+        ("dog", "labels='dog': several classes have this name; give a number between 0 and 3"),
+        ("cow", "labels='cow': none of the 4 classes has this name; give a number between 0 and 3"),
+        ("-1", "labels='-1': none of the 4 classes has this name"),
+        ("4", "labels=4 must lie between 0 and 3"),
+    ):
+        with pytest.raises(TcmError, match=message):
+            kind.choose(choice, 1)
+    with pytest.raises(TcmError, match="names has 1 entries for count=2 classes"):
+        Classes(2, ("cat",))
+
+
+def test_how_classes_are_shown() -> None:
+    given = Labels(torch.tensor([1, -1, 0]))
+    assert Classes(2).captions(given) == ["class 1", "", "class 0"]
+    assert Classes(2, ("cat", "dog")).captions(given) == ["dog", "", "cat"]
+    assert Classes(3).examples(2).index.tolist() == [0, 1]
+    assert Classes(3).examples(10).index.tolist() == [0, 1, 2]
+
+
+def test_what_a_class_conditional_model_takes() -> None:
+    assert Classes(3).takes(Labels(torch.tensor([0, 2, -1])))
+    assert not Classes(3).takes(Labels(torch.tensor([0, 3])))
+    assert not Classes(3).takes(texts(2))
+
+
 def test_a_class_is_drawn_from_its_images_seed() -> None:
     drawn = Classes(5).draw(range(1000)).index
     assert drawn.bincount(minlength=5).min() > 150

@@ -54,8 +54,8 @@ def test_every_stage_is_drawn_from_the_same_seeds(fair_run: Path) -> None:
     assert torch.equal(observed.drawings[-1].drawn[-1].images, to_uint8(expected))
     assert observed.showpiece is not None
     assert observed.showpiece.stage.name == "truncated"
-    assert observed.showpiece.per_class is not None
-    assert observed.showpiece.per_class.shape == (10, 10, 1, 8, 8)
+    assert observed.showpiece.examples is not None
+    assert observed.showpiece.examples.shape == (10, 10, 1, 8, 8)
 
 
 def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tcm.training.noise import Noise
 ALL = [
     "Results",
     "Same seeds",
-    "Each class",
+    "Each condition",
     "From noise to image",
     "The trade-off",
     "Stability",

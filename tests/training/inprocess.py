@@ -15,7 +15,6 @@ from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.signals import StopRequest
-from tcm.method.conditions import Classes
 from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.checkpoint import Checkpoints
@@ -41,7 +40,7 @@ def begin(
     recipe = tiny_recipe(12, *overrides)
     spec = recipe.stages[stage]
     dataset = open_dataset("digits")
-    card = card_of(recipe, stage, dataset.shape, Classes(dataset.classes))
+    card = card_of(recipe, stage, dataset.shape, dataset.condition_kind)
     torch.manual_seed(0)
     trainer = Trainer(
         spec,

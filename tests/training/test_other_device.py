@@ -23,7 +23,7 @@ def two_steps(stage: str, device: torch.device, *overrides: str) -> list[StepRec
     recipe = tiny_recipe(12, *SETTINGS, *overrides)
     spec = recipe.stages[stage]
     dataset = open_dataset("digits")
-    card = card_of(recipe, stage, dataset.shape, Classes(dataset.classes))
+    card = card_of(recipe, stage, dataset.shape, dataset.condition_kind)
     torch.manual_seed(0)
     denoisers = [Model.fresh(card).denoiser.to(device) for _ in range(3)]
     trainer = Trainer(

@@ -30,7 +30,7 @@ STAGE = FOLDERS[0]
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits in 8 shards; 12 steps of 16 go through them more than once."""
     images, labels = open_dataset("digits").read(np.arange(COUNT))
-    return writers.write_shards(tmp_path_factory.mktemp("data") / "shards", images, labels, per_shard=13)
+    return writers.write_shards(tmp_path_factory.mktemp("data") / "shards", images, labels.index.numpy(), per_shard=13)
 
 
 def words(path: str | Path, *overrides: str, **data: object) -> list[str]:
@@ -59,7 +59,7 @@ def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path
     path = shards / "part-{0000..0007}.tar"
     if kind == "rows":
         images, labels = open_dataset("digits").read(np.arange(COUNT))
-        path = writers.write_hugging_face(tmp_path / "rows", images, labels % 3)
+        path = writers.write_hugging_face(tmp_path / "rows", images, labels.index.numpy() % 3)
     # A line per step: the step at which SIGTERM arrives would otherwise cut a line's mean in two.
     changes = ["classes=3" if kind == "rows" else "classes=10", "diffusion.log_every=1"]
     undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
@@ -76,7 +76,9 @@ def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path
     assert at_the_end(run) == at_the_end(undisturbed)
     assert lines(run / STAGE) == lines(undisturbed / STAGE)
     position = json.loads((run / STAGE / "state" / f"step-{STEPS}" / "position.json").read_text())["data"]
-    assert position.pop("stream") == tcm.Model.load(run / STAGE / "model").card.provenance.data
+    card = tcm.Model.load(run / STAGE / "model").card
+    assert position.pop("stream") == card.provenance.data
+    assert card.condition.names == (writers.CLASSES if kind == "rows" else ())
     assert {lane["epoch"] for lane in position.values()} <= {1, 2}, "it went through the data more than once"
 
 
@@ -151,7 +153,7 @@ def test_classes_that_nobody_says(shards: Path, tmp_path: Path) -> None:
     path = f"data.path=stream:{shards}"
     only = 'order=["diffusion"]'
     assert refusal(tmp_path, only, path, "classes=none") == (
-        f"{path} has labels but does not say how many classes; set classes"
+        f"{shards}/part-0000.tar has labels, but does not say how many classes there are; set classes"
     )
     assert refusal(tmp_path, only, path, "classes=4").startswith(f"{shards}/part-0000.tar: label ")
     shutil.rmtree(tmp_path / "run")

@@ -204,6 +204,10 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
         ({"sampler": "heun"}, "sampler='heun' must be a table of keys"),
         ({"second_time": 1.0}, "second_time is not a known key"),
         ({"condition": {"kind": "classes", "count": 0}}, "condition: count=0"),
+        ({"condition": {"count": 2, "names": ["cat"]}}, "condition: names has 1 entries for count=2 classes"),
+        ({"condition": {"count": 2, "name": "cat"}}, "condition.name is not a known key; did you mean 'names'?"),
+        ({"condition": {"kind": "classes"}}, "condition.count is missing; add it"),
+        ({"condition": {"kind": "smells"}}, "condition.kind='smells' is unknown; use one of classes"),
         ({"classes": 10}, "classes is not a known key"),
         ({"sigma_data": 0}, "sigma_data=0"),
         ({"image_shape": [1, 0, 4]}, "image_shape[1]=0"),
@@ -358,7 +362,7 @@ def test_labels_of_samples() -> None:
     ):
         with pytest.raises(TcmError, match=message):
             model.sample(4, labels=labels)
-    with pytest.raises(TcmError, match="knows no classes"):
+    with pytest.raises(TcmError, match="labels=0 were given, and this model is unconditional"):
         Model.fresh(card()).sample(1, labels=0)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tcm.cli.sample import Batch, Device, Label, Steps, Times, sampling_of
+from tcm.cli.sample import Batch, Choice, Device, Steps, Times, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
@@ -31,7 +31,7 @@ def evaluation(
     steps: Steps = None,
     times: Times = None,
     seed: Seed = 0,
-    label: Label = None,
+    choice: Choice = None,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
@@ -59,13 +59,13 @@ def evaluation(
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data; or --compare with two files of scores")
     wanted = scoring.chosen_metrics(metrics)
-    sampling, at = sampling_of(steps, times, label), () if dfid is None else parse_times(dfid)
+    sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
         network = load_detector(detector, processes.device)
         check_detector(network, wanted)
         if scoring.is_images(target):
-            if (steps, times, label, dfid) != (None, None, None, None):
+            if (steps, times, choice, dfid) != (None, None, None, None):
                 raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")
             images = scoring.all_images(target, count)
             reference = scoring.reference_for(data, split, network, needs_reference_features(wanted), batch, processes)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16"]
 Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
 Times = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
-Label = Annotated[int | None, typer.Option("--class", min=0, help="Draw this class only.")]
+Choice = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images at once; does not change them.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or an accelerator's name; the best by default.")]
 
@@ -32,7 +32,7 @@ def sample(
     times: Times = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
     seeds: Annotated[str | None, typer.Option(help="The seeds themselves, such as 0-63.")] = None,
-    label: Label = None,
+    choice: Choice = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once; as memory allows by default.")] = None,
     device: Device = None,
@@ -51,7 +51,7 @@ def sample(
     if seeds is not None and count is not None:
         raise TcmError(f"-n {count} and --seeds {seeds} both say how many images; give one of them")
     chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or 16)))
-    sampling = sampling_of(steps, times, label, precision)
+    sampling = sampling_of(steps, times, choice, precision)
     with join(device) as processes:
         loaded = load(model).to(processes.device)
         own = share(processes, chosen)
@@ -64,13 +64,13 @@ def sample(
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
 
 
-def sampling_of(steps: int | None, times: str | None, label: int | None, precision: Precision = "fp32") -> Sampling:
+def sampling_of(steps: int | None, times: str | None, choice: str | None, precision: Precision = "fp32") -> Sampling:
     """The options as one value."""
     from tcm.evaluation.generation import Sampling, parse_times
 
     if steps is not None and times is not None:
         raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")
-    return Sampling(steps, None if times is None else parse_times(times), label, precision)
+    return Sampling(steps, None if times is None else parse_times(times), choice, precision)
 
 
 def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:

@@ -62,7 +62,7 @@ def account(imported: Imported, file: Path, out: Path) -> Table:
         "network": " ".join(f"{name}={value}" for name, value in card.network.model_dump().items()),
         "trained as": f"{card.kind}, defined for t from {card.t_min} to {card.t_max}",
         "sampled with": card.sampler.describe(imported.model.denoiser, card.sampler.usual_steps[-1], None),
-        "images": f"{'×'.join(map(str, card.image_shape))}, {card.condition.count if card.condition else 'no'} classes",
+        "images": f"{'×'.join(map(str, card.image_shape))}, {card.condition or 'unconditional'}",
         "numbers": f"{imported.precisions} in the file, float32 here; prefix {found.prefix or 'none'}",
         "mapped": f"{len(found.weights) - len(imported.left_out)} of {len(found.weights)} tensors",
         "parameters": f"{parameter_count(imported.parameters)} ({imported.parameters:,})",

@@ -1,6 +1,6 @@
 """Images in, uint8 batches out; order and augmentation are a pure function of (seed, step)."""
 
-from tcm.data.dataset import ArrayDataset, Broken, Dataset, Labels
+from tcm.data.dataset import Annotations, ArrayDataset, Broken, ClassLabels, Dataset
 from tcm.data.fetch import fetch_dataset
 from tcm.data.grid import image_grid, save_grid
 from tcm.data.lanes import StreamBatches
@@ -12,12 +12,13 @@ from tcm.data.streams import Stream, open_data, open_stream
 from tcm.data.summary import Summary, summarize
 
 __all__ = [
+    "Annotations",
     "ArrayDataset",
     "BatchSource",
     "Batches",
     "Broken",
+    "ClassLabels",
     "Dataset",
-    "Labels",
     "LoadedBatch",
     "Stream",
     "StreamBatches",

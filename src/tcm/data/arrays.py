@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
+from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Pixels
 from tcm.data.limits import check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS
 from tcm.foundation.errors import TcmError
@@ -50,7 +50,7 @@ def open_npz(path: Path, split: str) -> Dataset:
             labels = None
             if chosen[1] in present:
                 names = _class_names(_member(archive, "class_names", path)) if "class_names" in present else []
-                labels = Labels.of(_member(archive, chosen[1], path), f"{path}/{chosen[1]}", names)
+                labels = ClassLabels.of(_member(archive, chosen[1], path), f"{path}/{chosen[1]}", names)
     except TcmError:
         raise
     except ZIP_ERRORS as error:
@@ -74,9 +74,9 @@ def save_npz(path: Path, splits: dict[str, Dataset]) -> None:
     for split, dataset in splits.items():
         prefix = "" if split == "train" else f"{split}_"
         arrays[f"{prefix}images"] = np.concatenate(list(dataset.chunks()))
-        if dataset.labels is not None:
-            arrays[f"{prefix}labels"] = dataset.labels
-            arrays["class_names"] = np.array(dataset.class_names)
+        if dataset.class_labels is not None:
+            arrays[f"{prefix}labels"] = dataset.class_labels.values
+            arrays["class_names"] = np.array(dataset.class_labels.names)
     with atomic_write(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 

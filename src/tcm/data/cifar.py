@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tcm.data.dataset import ArrayDataset, Dataset, Indices, Labels, Pixels
+from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Indices, Pixels
 from tcm.foundation.errors import TcmError
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -35,7 +35,7 @@ def open_cifar(files: list[Path]) -> Dataset:
     batches = [_read(path) for path in files]
     images = np.concatenate([images for images, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
-    return ArrayDataset(images, Labels.of(labels, str(files[0]), CLASS_NAMES))
+    return ArrayDataset(images, ClassLabels.of(labels, str(files[0]), CLASS_NAMES))
 
 
 def binary_batch(images: Pixels, labels: Indices) -> bytes:

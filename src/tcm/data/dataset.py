@@ -5,25 +5,69 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 
 
+class Annotations(ABC):
+    """What a data set knows of each of its images besides the pixels: the condition that a model can learn."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> ConditionKind:
+        """What a model of this data is conditioned on."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def select(self, indices: Indices) -> Self:
+        """Return the annotations of these images."""
+
+    @abstractmethod
+    def condition(self, indices: Indices) -> Condition:
+        """Return the condition of these images, as a network takes it."""
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """Return all of it as bytes, for the hash of the data set's content."""
+
+
 @dataclass(frozen=True)
-class Labels:
+class ClassLabels(Annotations):
     """One class per image: `values` [n] index `names`."""
 
     values: NDArray[np.int64]
     names: tuple[str, ...]
 
+    @property
+    def kind(self) -> Classes:
+        """Return the classes, with their names if these are more than their numbers."""
+        return named_classes(self.names)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def select(self, indices: Indices) -> Self:
+        return type(self)(self.values[indices], self.names)
+
+    def condition(self, indices: Indices) -> Labels:
+        return Labels(torch.from_numpy(self.values[indices]))
+
+    def content(self) -> bytes:
+        return self.values.astype("<i8").tobytes()
+
     @staticmethod
-    def of(values: Sequence[int] | NDArray[np.generic], source: str, names: Sequence[str] = ()) -> "Labels":
+    def of(values: Sequence[int] | NDArray[np.generic], source: str, names: Sequence[str] = ()) -> "ClassLabels":
         """Check raw class numbers from `source`; without names the classes are called "0", "1", ..."""
         numbers = np.asarray(values)
         if numbers.ndim == 2 and numbers.shape[1] == 1:
@@ -44,7 +88,21 @@ class Labels:
             raise TcmError(
                 f"{source}: label {highest} has no name among the {len(names)} class names; add the missing ones"
             )
-        return Labels(classes, tuple(names) or tuple(str(k) for k in range(highest + 1)))
+        return ClassLabels(classes, tuple(names) or numbered(highest + 1))
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return the names of classes that have none: their numbers."""
+    return tuple(str(number) for number in range(count))
+
+
+def named_classes(names: tuple[str, ...]) -> Classes:
+    """Return the classes of these names; numbers are no names.
+
+    >>> named_classes(("cat", "dog")).names, named_classes(("0", "1")).names
+    (('cat', 'dog'), ())
+    """
+    return Classes(len(names), () if names == numbered(len(names)) else names)
 
 
 @dataclass(frozen=True)
@@ -64,39 +122,48 @@ class Stored:
 
 
 class Dataset(ABC):
-    """Images of one shape, by index, as uint8; labels if there are any.
+    """Images of one shape, by index, as uint8, with what they are annotated with, if anything.
 
-    >>> images, labels = open_dataset("digits").read(np.arange(16))  # doctest: +SKIP
+    >>> images, condition = open_dataset("digits").read(np.arange(16))  # doctest: +SKIP
     """
 
     in_memory: bool = False
 
-    def __init__(self, count: int, shape: tuple[int, int, int], labels: Labels | None, skipped: Sequence[Broken] = ()):
+    def __init__(
+        self,
+        count: int,
+        shape: tuple[int, int, int],
+        annotations: Annotations | None,
+        skipped: Sequence[Broken] = (),
+    ):
         self.count = count
         self.shape = shape
-        self.named_labels = labels
-        self.labels = labels.values if labels else None
-        self.class_names = labels.names if labels else ()
+        self.annotations = annotations
         self.skipped = tuple(skipped)
 
     @property
-    def classes(self) -> int:
-        """Return the number of classes; 0 means that there are no labels."""
-        return len(self.class_names)
+    def condition_kind(self) -> ConditionKind | None:
+        """Return what a model of this data can be conditioned on."""
+        return None if self.annotations is None else self.annotations.kind
+
+    @property
+    def class_labels(self) -> ClassLabels | None:
+        """Return the images' classes, if that is what they are annotated with."""
+        return self.annotations if isinstance(self.annotations, ClassLabels) else None
 
     @abstractmethod
     def pixels(self, indices: Indices) -> Pixels:
         """Return the images at valid `indices` as uint8 [n, C, H, W]."""
 
-    def read(self, indices: Indices) -> tuple[Pixels, Indices | None]:
-        """Return the images (uint8 [n, C, H, W]) and their labels (int64 [n], or None) at `indices`, in that order."""
+    def read(self, indices: Indices) -> tuple[Pixels, Condition | None]:
+        """Return the images (uint8 [n, C, H, W]) at `indices` and their condition, if they have one, in that order."""
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < self.count):
             raise TcmError(
                 f"indices {indices.min()} to {indices.max()} reach outside of the {self.count} images; "
                 f"use 0 to {self.count - 1}"
             )
-        return self.pixels(indices), None if self.labels is None else self.labels[indices]
+        return self.pixels(indices), None if self.annotations is None else self.annotations.condition(indices)
 
     def chunks(self, size: int = 4096) -> Iterator[Pixels]:
         """Yield all images in order, `size` at a time."""
@@ -108,15 +175,15 @@ class Dataset(ABC):
         return None
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of count, shape, decoded pixels and labels: the same for every way of storing them.
+        """Return the SHA-256 of count, shape, decoded pixels and annotations: the same for every way of storing them.
 
         This reads every image; `tcm.data.hashing` remembers the result.
         """
         digest = hashlib.sha256(np.array([self.count, *self.shape], dtype="<i8").tobytes())
         for images in self.chunks():
             digest.update(np.ascontiguousarray(images).data)
-        if self.labels is not None:
-            digest.update(self.labels.astype("<i8").data)
+        if self.annotations is not None:
+            digest.update(self.annotations.content())
         return digest.hexdigest()
 
 
@@ -132,7 +199,7 @@ class ArrayDataset(Dataset):
     def __init__(
         self,
         images: Pixels,
-        labels: Labels | None = None,
+        annotations: Annotations | None = None,
         skipped: Sequence[Broken] = (),
         mapped: Path | None = None,
     ):
@@ -140,10 +207,10 @@ class ArrayDataset(Dataset):
             raise TcmError(
                 f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]"
             )
-        if labels and len(labels.values) != len(images):
-            raise TcmError(f"{len(labels.values)} labels for {len(images)} images; give one label per image")
+        if annotations is not None and len(annotations) != len(images):
+            raise TcmError(f"{len(annotations)} labels for {len(images)} images; give one per image")
         channels, height, width = images.shape[1:]
-        super().__init__(len(images), (channels, height, width), labels, skipped)
+        super().__init__(len(images), (channels, height, width), annotations, skipped)
         self._images = images
         self._mapped = mapped
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tcm.data.arrays import open_npz, save_npz
 from tcm.data.cifar import CLASS_NAMES, open_cifar_folder
-from tcm.data.dataset import ArrayDataset, Dataset, Labels
+from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset
 from tcm.data.decode import decode_picture
 from tcm.data.idx import open_idx_folder
 from tcm.data.opening import FETCHABLE, data_folder
@@ -143,7 +143,7 @@ def _cifar10_npm(folder: Path) -> Splits:
         rows = [np.asarray(decode_picture((folder / name).read_bytes(), name)) for name in names]
         images = np.concatenate(rows).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
         values = json.loads((folder / label_files[split]).read_bytes())
-        splits[split] = ArrayDataset(images, Labels.of(values, label_files[split], CLASS_NAMES))
+        splits[split] = ArrayDataset(images, ClassLabels.of(values, label_files[split], CLASS_NAMES))
     return splits
 
 
@@ -176,8 +176,9 @@ def _idx_splits(folder: Path, class_names: tuple[str, ...] = ()) -> Splits:
     return splits
 
 
-def _renamed(dataset: Dataset, class_names: tuple[str, ...]) -> Labels | None:
-    return None if dataset.labels is None else Labels(dataset.labels, class_names or dataset.class_names)
+def _renamed(dataset: Dataset, class_names: tuple[str, ...]) -> ClassLabels | None:
+    found = dataset.class_labels
+    return None if found is None else ClassLabels(found.values, class_names or found.names)
 
 
 def _download_idx(base: str, folder: Path) -> Path:

@@ -70,7 +70,7 @@ def _fingerprint(dataset: Dataset) -> _Fingerprint | None:
         PIL.__version__,
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
-    digest.update(b"" if dataset.labels is None else dataset.labels.tobytes())
+    digest.update(b"" if dataset.annotations is None else dataset.annotations.content())
     newest = 0
     for path in paths:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tcm.data.dataset import Labels, Stored
+from tcm.data.dataset import ClassLabels, Stored
 from tcm.data.decode import BrokenImage
 from tcm.data.pictures import PackedNames, Pictures
 from tcm.foundation.errors import TcmError
@@ -110,7 +110,7 @@ class RowPictures(Pictures):
         self._rows = without_decoding(rows, self._column)
         self.names = PackedNames(f"{where} row {row}" for row in range(len(rows)))
         column = label_column(rows)
-        self.labels = Labels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+        self.annotations = ClassLabels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
 
     def stored(self) -> Stored | None:
         """Return the tables, unless they only name image files that lie elsewhere."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tcm.data.dataset import ArrayDataset, Dataset, Labels, Pixels
+from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Pixels
 from tcm.data.limits import check_expansion
 from tcm.foundation.errors import TcmError
 
@@ -41,7 +41,7 @@ def open_idx(images: Path) -> Dataset:
     beside = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     if beside == images or not beside.exists():
         return ArrayDataset(pixels)
-    return ArrayDataset(pixels, Labels.of(read_idx(beside), str(beside)))
+    return ArrayDataset(pixels, ClassLabels.of(read_idx(beside), str(beside)))
 
 
 def read_idx(path: Path) -> Pixels:

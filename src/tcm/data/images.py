@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Labels, Pixels, Stored
+from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Pixels, Stored
 from tcm.data.decode import BrokenImage, channels_of, pixels_of
 from tcm.data.pictures import Pictures
 from tcm.foundation.errors import TcmError, TcmWarning
@@ -15,17 +15,19 @@ from tcm.foundation.errors import TcmError, TcmWarning
 class ImageFiles(Dataset):
     """Image files that are decoded at each reading; every one is checked against the first one's shape."""
 
-    def __init__(self, pictures: Pictures, places: Sequence[int], channels: int | None, skipped: Sequence[Broken] = ()):
-        first = pictures.picture(places[0])
+    def __init__(
+        self, pictures: Pictures, indices: Sequence[int], channels: int | None, skipped: Sequence[Broken] = ()
+    ):
+        first = pictures.picture(indices[0])
         self._pictures = pictures
-        self._places = places
+        self._indices = indices
         self._convert = channels is not None
-        self._first_name = pictures.names[places[0]]
-        labels = pictures.labels
-        if labels:
-            labels = Labels(labels.values[np.asarray(places)], labels.names)
+        self._first_name = pictures.names[indices[0]]
+        annotations = pictures.annotations
+        if annotations is not None:
+            annotations = annotations.select(np.asarray(indices))
         shape = (channels or channels_of(first), first.height, first.width)
-        super().__init__(len(places), shape, labels, skipped)
+        super().__init__(len(indices), shape, annotations, skipped)
 
     def stored(self) -> Stored | None:
         """Return where the image files are."""
@@ -35,9 +37,9 @@ class ImageFiles(Dataset):
         """Decode the images at `indices`."""
         images = np.empty((len(indices), *self.shape), np.uint8)
         for image, index in zip(images, indices, strict=True):
-            place = self._places[index]
-            picture = self._pictures.picture(place)
-            self._check(picture, self._pictures.names[place])
+            file = self._indices[index]
+            picture = self._pictures.picture(file)
+            self._check(picture, self._pictures.names[file])
             image[:] = pixels_of(picture, self.shape[0])
         return images
 
@@ -63,14 +65,14 @@ def open_images(pictures: Pictures, channels: int | None, skip_broken: bool, mem
     """
     skipped = broken_files(pictures) if skip_broken else []
     unusable = {broken.name for broken in skipped}
-    places: Sequence[int] = range(len(pictures.names))
+    indices: Sequence[int] = range(len(pictures.names))
     if skipped:
-        places = [place for place in places if pictures.names[place] not in unusable]
-        if not places:
+        indices = [index for index in indices if pictures.names[index] not in unusable]
+        if not indices:
             raise TcmError(f"none of {len(unusable)} images can be read; the first one: {skipped[0].reason}")
         shown = ", ".join(broken.name for broken in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
         warnings.warn(f"left out {len(skipped)} of {len(pictures.names)} images: {shown}", TcmWarning, stacklevel=3)
-    files = ImageFiles(pictures, places, channels, skipped)
+    files = ImageFiles(pictures, indices, channels, skipped)
     if files.count * np.prod(files.shape, dtype=np.int64) > memory_limit:
         return files
     return in_memory(files)
@@ -81,15 +83,15 @@ def in_memory(dataset: Dataset) -> Dataset:
     if dataset.in_memory:
         return dataset
     images = np.concatenate(list(dataset.chunks()))
-    return ArrayDataset(images, dataset.named_labels, dataset.skipped)
+    return ArrayDataset(images, dataset.annotations, dataset.skipped)
 
 
 def broken_files(pictures: Pictures) -> list[Broken]:
     """Decode every file and return those that cannot be read, each with the reason."""
     broken = []
-    for place, name in enumerate(pictures.names):
+    for index, name in enumerate(pictures.names):
         try:
-            pictures.picture(place)
+            pictures.picture(index)
         except BrokenImage as error:
             broken.append(Broken(name, str(error)))
     return broken

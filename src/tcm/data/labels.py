@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tcm.data.dataset import Labels
+from tcm.data.dataset import ClassLabels
 from tcm.foundation.errors import TcmError
 
 _Label = TypeVar("_Label")
@@ -15,7 +15,7 @@ DATASET_JSON = "dataset.json"
 LABELS_CSV = "labels.csv"
 
 
-def labels_from_json(data: bytes, names: Sequence[str], source: str) -> Labels | None:
+def labels_from_json(data: bytes, names: Sequence[str], source: str) -> ClassLabels | None:
     """Read EDM's `dataset.json`: {"labels": [["00000/img00000000.png", 6], ...]}, or null for no labels.
 
     We also write and read "class_names", which EDM's tools ignore.
@@ -38,10 +38,10 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> Labels |
     class_names = content.get("class_names", [])
     if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
         raise TcmError(f'{source}: "class_names" must be a list of strings')
-    return Labels.of(_in_order(dict(pairs), names, source), source, class_names)
+    return ClassLabels.of(_in_order(dict(pairs), names, source), source, class_names)
 
 
-def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> Labels:
+def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> ClassLabels:
     """Read a table with the columns `file` and `label`; labels are whole numbers, or names (sorted)."""
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
@@ -52,11 +52,11 @@ def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> Labels:
     found = {row["file"]: (row["label"] or "").strip() for row in rows}
     values = _in_order(found, names, source)
     if all(value.isascii() and value.isdigit() and len(value) < 8 for value in values):
-        return Labels.of([int(value) for value in values], source)
+        return ClassLabels.of([int(value) for value in values], source)
     return _numbered(values, source)
 
 
-def labels_from_folders(names: Sequence[str], source: str) -> Labels | None:
+def labels_from_folders(names: Sequence[str], source: str) -> ClassLabels | None:
     """Take each file's first folder as its class, in sorted order; less than two folders say nothing: no labels."""
     inside = [name for name in names if "/" in name]
     if not inside:
@@ -71,12 +71,12 @@ def labels_from_folders(names: Sequence[str], source: str) -> Labels | None:
     return _numbered(folders, source) if len(set(folders)) > 1 else None
 
 
-def _numbered(classes: Sequence[str], source: str) -> Labels:
+def _numbered(classes: Sequence[str], source: str) -> ClassLabels:
     names = sorted(set(classes))
     if "" in names:
         raise TcmError(f"{source}: some files have an empty label; give every file one")
     numbers = {name: number for number, name in enumerate(names)}
-    return Labels.of([numbers[name] for name in classes], source, names)
+    return ClassLabels.of([numbers[name] for name in classes], source, names)
 
 
 def _in_order(found: dict[str, _Label], names: Sequence[str], source: str) -> list[_Label]:

@@ -5,11 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from tcm.data.dataset import Labels
 from tcm.data.loader import LoadedBatch, Resume, as_batch
 from tcm.data.order import check_seed, flips, permutation, rank_indices
 from tcm.data.streams import Sample, Stream
@@ -100,22 +99,16 @@ class StreamBatches:
     ) -> Iterator[LoadedBatch]:
         for number in count(step):
             samples = []
-            for place in self._positions:
-                lane = int(number * self._batch + place) % self._lanes
+            for index in self._positions:
+                lane = int(number * self._batch + index) % self._lanes
                 sample, positions[lane] = next(lanes[lane])
                 samples.append(sample)
             images = np.stack(list(decoders.map(self._stream.decode, samples)))
-            labels = self._labels(samples) if self._stream.labelled else None
+            condition = self._stream.condition(samples)
             mirrored = flips(self._seed, number, self._positions) if self._flip else None
             resume: Resume = {"stream": self._stream.identity}
             resume |= {f"lane {lane}": asdict(position) for lane, position in positions.items()}
-            yield replace(as_batch(images, labels, mirrored, self._positions, number), resume=resume)
-
-    def _labels(self, samples: list[Sample]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        for sample in samples:
-            if sample.label is None:
-                raise TcmError(f"{sample.name} has no label, as others have; add it or remove the image")
-        return Labels.of([sample.label or 0 for sample in samples], self._stream.where, self._stream.class_names).values
+            yield replace(as_batch(images, condition, mirrored, self._positions, number), resume=resume)
 
     def _samples(
         self, lane: int, position: LanePosition, readers: ThreadPoolExecutor

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from tcm.data.dataset import Dataset, Indices, Pixels
 from tcm.data.order import check_seed, flips, global_batch, rank_indices
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Condition
 
 Resume = dict[str, Any]
 """A position in a stream, JSON-able."""
@@ -26,8 +27,8 @@ class LoadedBatch:
 
     images: Tensor
     """uint8 [b, C, H, W], on the CPU; `tcm.data.pixels.to_float` belongs on the device."""
-    labels: Tensor | None
-    """int64 [b]."""
+    condition: Condition | None
+    """Of each image; on the CPU."""
     index: Tensor
     """int64 [b]: the index of each of these images in the whole batch: what randomness may depend on."""
     step: int
@@ -93,7 +94,7 @@ def read_ahead(items: TorchDataset[Any], indices: Iterable[int], workers: int) -
 
 def as_batch(
     images: Pixels,
-    labels: Indices | None,
+    condition: Condition | None,
     mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None,
     index: Indices,
     step: int,
@@ -103,7 +104,7 @@ def as_batch(
         images = np.where(mirrored[:, None, None, None], images[..., ::-1], images)
     return LoadedBatch(
         torch.from_numpy(np.ascontiguousarray(images)),
-        None if labels is None else torch.from_numpy(labels),
+        condition,
         torch.from_numpy(index),
         step,
     )
@@ -122,11 +123,11 @@ class _Steps(TorchDataset[LoadedBatch | TcmError]):
     def __getitem__(self, step: int) -> LoadedBatch | TcmError:
         try:
             indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._index]
-            images, labels = self._dataset.read(indices)
+            images, condition = self._dataset.read(indices)
         except TcmError as error:
             return error
         mirrored = flips(self._seed, step, self._index) if self._flip else None
-        return as_batch(images, labels, mirrored, self._index, step)
+        return as_batch(images, condition, mirrored, self._index, step)
 
 
 def _result(loaded: LoadedBatch | TcmError) -> LoadedBatch:

@@ -69,7 +69,7 @@ def with_channels(dataset: Dataset, channels: int) -> Dataset:
     if dataset.shape[0] == channels:
         return dataset
     parts = [_luma(part) if channels == 1 else part.repeat(3, axis=1) for part in dataset.chunks()]
-    return ArrayDataset(np.concatenate(parts), dataset.named_labels, dataset.skipped)
+    return ArrayDataset(np.concatenate(parts), dataset.annotations, dataset.skipped)
 
 
 def _luma(images: Pixels) -> Pixels:

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast, overload
 import numpy as np
 from PIL import Image
 
-from tcm.data.dataset import Labels, Stored
+from tcm.data.dataset import Annotations, ClassLabels, Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
 from tcm.data.limits import is_one_line
@@ -60,17 +60,17 @@ class PackedNames(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
-        start = self._ends[place - 1] if place else 0
-        return self._text[start : self._ends[place]].tobytes().decode("utf-8", "surrogatepass")
+            return [self[number] for number in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start = self._ends[index - 1] if index else 0
+        return self._text[start : self._ends[index]].tobytes().decode("utf-8", "surrogatepass")
 
 
 class Pictures(ABC):
-    """Image files by index, with their labels; each may have its own size. Safe to use from several processes."""
+    """Image files by index, with their annotations; each may have its own size. Safe to use from several processes."""
 
     names: Sequence[str]
-    labels: Labels | None
+    annotations: Annotations | None
 
     @abstractmethod
     def data(self, index: int) -> bytes:
@@ -102,12 +102,12 @@ class FolderPictures(Pictures):
             raise TcmError(f"{root} holds no images ({', '.join(sorted(EXTENSIONS))}); give the folder that holds them")
         if (root / DATASET_JSON).is_file():
             source = root / DATASET_JSON
-            self.labels = labels_from_json(source.read_bytes(), names, str(source))
+            self.annotations = labels_from_json(source.read_bytes(), names, str(source))
         elif (root / LABELS_CSV).is_file():
             source = root / LABELS_CSV
-            self.labels = labels_from_csv(source.read_bytes(), names, str(source))
+            self.annotations = labels_from_csv(source.read_bytes(), names, str(source))
         else:
-            self.labels = labels_from_folders(names, str(root))
+            self.annotations = labels_from_folders(names, str(root))
         self.names = PackedNames(names)
 
     def stored(self) -> Stored | None:
@@ -132,7 +132,7 @@ class TarPictures(Pictures):
 
     def __init__(self, shards: list[Path], class_names: tuple[str, ...] = ()):
         self._shards = shards
-        names, places, keys = [], [], []
+        names, extents, keys = [], [], []
         classes: dict[str, int] = {}
         for number, shard in enumerate(shards):
             for member, start in _members(shard):
@@ -140,7 +140,7 @@ class TarPictures(Pictures):
                 if is_image(member.name):
                     keys.append(f"{shard}/{key}")
                     names.append(f"{shard.name}/{member.name}")
-                    places.append((number, member.offset_data, member.size))
+                    extents.append((number, member.offset_data, member.size))
                 elif suffix == ".cls":
                     classes[f"{shard}/{key}"] = class_number(start, f"{shard}/{member.name}")
         where = str(shards[0].parent)
@@ -149,9 +149,9 @@ class TarPictures(Pictures):
         missing = [name for name, key in zip(names, keys, strict=True) if key not in classes]
         if classes and missing:
             raise TcmError(f"{missing[0]} has no .cls file beside it, as others have; add it or remove the image")
-        self.labels = Labels.of([classes[key] for key in keys], where, class_names) if classes else None
+        self.annotations = ClassLabels.of([classes[key] for key in keys], where, class_names) if classes else None
         self.names = PackedNames(names)
-        self._places = np.array(places, np.int64)
+        self._extents = np.array(extents, np.int64)
 
     def stored(self) -> Stored | None:
         """Return the shards."""
@@ -159,7 +159,7 @@ class TarPictures(Pictures):
 
     def data(self, index: int) -> bytes:
         """Return the bytes of file `index`."""
-        shard, offset, size = self._places[index].tolist()
+        shard, offset, size = self._extents[index].tolist()
         if size > LARGEST_FILE:
             raise BrokenImage(f"{self.names[index]} has {size:,} bytes; an image may have {LARGEST_FILE:,}")
         with self._shards[shard].open("rb") as file:

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
-from tcm.data.dataset import Broken, Dataset, Labels
+from tcm.data.dataset import Broken, ClassLabels, Dataset
 from tcm.data.decode import BrokenImage, picture_of, png_of
 from tcm.data.labels import DATASET_JSON
 from tcm.data.loader import read_ahead
@@ -111,10 +111,10 @@ class Preparation(TorchDataset[Prepared | TcmError]):
     def __init__(self, source: Pictures | Dataset, form: Form):
         self._source = source
         self._form = form
-        if isinstance(source, Pictures):
-            self.count, self.labels = len(source.names), source.labels
-        else:
-            self.count, self.labels = source.count, source.named_labels
+        self.count = len(source.names) if isinstance(source, Pictures) else source.count
+        if not isinstance(source.annotations, ClassLabels | None):
+            raise TcmError(f"the images come with {source.annotations.kind}, and only class labels can be written")
+        self.labels = source.annotations
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
@@ -146,7 +146,9 @@ def prepared_images(preparation: Preparation, skip_broken: bool = False, workers
             yield prepared
 
 
-def write_prepared(target: str | Path, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+def write_prepared(
+    target: str | Path, images: Iterable[Prepared], labels: ClassLabels | None
+) -> tuple[int, list[Broken]]:
     """Write prepared images to a .zip, or as shards into a new folder; either appears whole or not at all.
 
     Return the number of images written and those left out.
@@ -179,7 +181,9 @@ def prepare_dataset(
     return write_prepared(target, prepared_images(preparation, skip_broken, workers), preparation.labels)
 
 
-def _fill_zip(archive: zipfile.ZipFile, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+def _fill_zip(
+    archive: zipfile.ZipFile, images: Iterable[Prepared], labels: ClassLabels | None
+) -> tuple[int, list[Broken]]:
     skipped: list[Broken] = []
     listed: list[tuple[str, int]] = []
     written = 0
@@ -194,7 +198,7 @@ def _fill_zip(archive: zipfile.ZipFile, images: Iterable[Prepared], labels: Labe
     return written, skipped
 
 
-def _fill_shards(folder: Path, images: Iterable[Prepared], labels: Labels | None) -> tuple[int, list[Broken]]:
+def _fill_shards(folder: Path, images: Iterable[Prepared], labels: ClassLabels | None) -> tuple[int, list[Broken]]:
     skipped: list[Broken] = []
     usable = _without_broken(images, skipped)
     written = 0

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import islice
@@ -12,12 +12,15 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from tcm.data.dataset import Dataset, Pixels
+import numpy as np
+
+from tcm.data.dataset import ClassLabels, Dataset, Pixels, named_classes, numbered
 from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
 from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
 from tcm.data.opening import STREAM, check_channels, class_names_beside, only_train, open_dataset
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Condition, ConditionKind
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
@@ -50,14 +53,29 @@ class Stream(ABC):
             raise TcmError(f"{where} holds no images; give a stream that does")
         picture = decode_picture(first.data, first.name)
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
-        self.labelled = first.label is not None
-        self.class_names = class_names if self.labelled else ()
+        self._labelled = first.label is not None
+        self._class_names = class_names
         self._convert = channels is not None
 
     @property
-    def classes(self) -> int:
-        """Return the number of classes; 0 if there are no labels, or if the number is unknown (see `labelled`)."""
-        return len(self.class_names)
+    def condition_kind(self) -> ConditionKind | None:
+        """Return what a model of this data can be conditioned on."""
+        if not self._labelled:
+            return None
+        if not self._class_names:
+            raise TcmError(f"{self.where} has labels, but does not say how many classes there are; set classes")
+        return named_classes(self._class_names)
+
+    def condition(self, samples: Sequence[Sample]) -> Condition | None:
+        """Return the condition of these samples."""
+        if not self._labelled:
+            return None
+        labels = []
+        for sample in samples:
+            if sample.label is None:
+                raise TcmError(f"{sample.name} has no label, as others have; add it or remove the image")
+            labels.append(sample.label)
+        return ClassLabels.of(labels, self.where, self._class_names).condition(np.arange(len(labels)))
 
     @abstractmethod
     def shard(self, number: int) -> Iterator[Sample]:
@@ -157,14 +175,14 @@ def open_data(
 
     `classes` is their number where a stream has labels and does not say how many classes there are.
 
-    >>> open_data("digits").classes
-    10
+    >>> str(open_data("digits").condition_kind)
+    '10 classes'
     """
     name = str(path)
     if not name.startswith(STREAM):
         return open_dataset(path, channels=channels, split=split)
-    names = tuple(str(number) for number in range(classes or 0))
-    return open_stream(name.removeprefix(STREAM), channels=channels, class_names=names, split=split)
+    where = name.removeprefix(STREAM)
+    return open_stream(where, channels=channels, class_names=numbered(classes or 0), split=split)
 
 
 def _names_and_sizes(files: list[str]) -> str:

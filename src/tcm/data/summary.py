@@ -45,11 +45,13 @@ def summarize(dataset: Dataset) -> Summary:
         *(_mean_and_std(*sums, pixels) for sums in zip(total.tolist(), squares.tolist(), strict=True)), strict=True
     )
     _, sigma_data = _mean_and_std(int(total.sum()), int(squares.sum()), pixels * dataset.shape[0])
-    numbers = [] if dataset.labels is None else np.bincount(dataset.labels, minlength=dataset.classes).tolist()
+    labels = dataset.class_labels
+    names = () if labels is None else labels.names
+    numbers = [] if labels is None else np.bincount(labels.values, minlength=len(names)).tolist()
     return Summary(
         count=dataset.count,
         shape=dataset.shape,
-        class_counts=tuple(zip(dataset.class_names, numbers, strict=True)),
+        class_counts=tuple(zip(names, numbers, strict=True)),
         mean=means,
         std=stds,
         sigma_data=sigma_data,

@@ -47,12 +47,12 @@ class ZipPictures(Pictures):
             raise TcmError(f"{path} holds no images ({', '.join(sorted(EXTENSIONS))}); give a zip that does")
         if DATASET_JSON in files:
             content = self._undamaged(DATASET_JSON, lambda: archive.read(DATASET_JSON))
-            self.labels = labels_from_json(content, names, f"{path}/{DATASET_JSON}")
+            self.annotations = labels_from_json(content, names, f"{path}/{DATASET_JSON}")
         elif LABELS_CSV in files:
             content = self._undamaged(LABELS_CSV, lambda: archive.read(LABELS_CSV))
-            self.labels = labels_from_csv(content, names, f"{path}/{LABELS_CSV}")
+            self.annotations = labels_from_csv(content, names, f"{path}/{LABELS_CSV}")
         else:
-            self.labels = labels_from_folders(names, str(path))
+            self.annotations = labels_from_folders(names, str(path))
         self.names = PackedNames(names)
         self._entries = np.array([_fields(files[name]) for name in names], _ENTRY)
         _check_overlap(path, self._entries)

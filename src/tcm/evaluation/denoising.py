@@ -18,23 +18,24 @@ from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.randomness import SampleStreams, derive_seed
-from tcm.method.conditions import Labels
+from tcm.method.conditions import Condition
 from tcm.weights import Model
 
-Denoise = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""(x, t, labels) ↦ the clean images; labels are the data's, None if they have none."""
+Denoise = Callable[[Tensor, Tensor, Condition | None], Tensor]
+"""(x, t, condition) ↦ the clean images; the condition is the data's, None if it has none."""
 
 
 def model_denoise(model: Model) -> Denoise:
-    """A model's f(x, t), with the data's classes if the model knows classes."""
+    """A model's f(x, t), under the data's condition if the model takes one."""
     device = next(model.denoiser.parameters()).device
 
-    def denoise(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+    def denoise(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         kind = model.card.condition
-        if kind is not None and labels is None:
-            raise TcmError(f"the model takes {kind.count} classes, and the data has no labels; give labelled data")
-        condition = None if kind is None or labels is None else Labels(labels).to(device)
-        return model.denoiser(x.to(device), t.to(device), condition).cpu()
+        if kind is not None and (condition is None or not kind.takes(condition)):
+            found = "no labels" if condition is None else "labels that do not fit"
+            raise TcmError(f"the model takes {kind}, and the data has {found}; give data labelled for this model")
+        given = None if kind is None or condition is None else condition.to(device)
+        return model.denoiser(x.to(device), t.to(device), given).cpu()
 
     return denoise
 
@@ -75,9 +76,9 @@ def _denoised(
 ) -> Iterator[Tensor]:
     for start in range(0, len(indices), batch):
         some = indices[start : start + batch]
-        pixels, labels = dataset.read(np.asarray(some))
+        pixels, condition = dataset.read(np.asarray(some))
         x = to_float(torch.from_numpy(pixels))
         eps = SampleStreams([derive_seed("denoise", seed, index) for index in some]).normal(x.shape[1:])
         with torch.no_grad(), fp32_products("ieee"):
-            denoised = f(x + t * eps, torch.full((len(x),), t), None if labels is None else torch.from_numpy(labels))
+            denoised = f(x + t * eps, torch.full((len(x),), t), condition)
         yield quantise(denoised)

@@ -91,10 +91,10 @@ def main(target: Path) -> None:
     """Train on the bundled digits and write the weights; one thread, so that sums are always taken in one order."""
     torch.set_num_threads(1)
     dataset = open_dataset("digits")
-    images, labels = dataset.read(np.arange(dataset.count))
+    images, labels = dataset.pixels(np.arange(dataset.count)), dataset.class_labels
     if labels is None:
         raise TcmError("the bundled digits have no labels; the package is damaged, install it again")
-    trained = train(torch.from_numpy(images), torch.from_numpy(labels))
+    trained = train(torch.from_numpy(images), torch.from_numpy(labels.values))
     save_file(trained.network.state_dict(), target)
     print(f"{target}: {trained.accuracy:.2%} of {trained.held_out} held-out digits named correctly")
 

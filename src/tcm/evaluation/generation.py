@@ -21,18 +21,21 @@ MOST_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Sampling:
-    """How images are drawn: `steps`, or the `times` themselves (a consistency model's), the class, the precision."""
+    """How images are drawn: `steps`, or the `times` themselves (a consistency model's), the condition
+    that a user chose for all images (a class), the precision."""
 
     steps: int | None = None
     times: tuple[float, ...] | None = None
-    label: int | None = None
+    choice: int | str | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
 
     def describe(self, model: Model) -> str:
         """One line for a score's record, such as `times 80, 1` or `Heun, 18 steps, 35 evaluations`."""
         text = model.sampler.describe(model.denoiser, self.steps, self.times)
-        label = "" if self.label is None else f", class {self.label}"
-        return f"{text}{label}, {self.precision}"
+        kind = model.card.condition
+        if kind is not None and self.choice is not None:
+            text += f", {kind.captions(kind.choose(self.choice, 1))[0]}"
+        return f"{text}, {self.precision}"
 
 
 def sampling_batch(model: Model, memory: int | None = None) -> int:
@@ -72,7 +75,7 @@ def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int 
         some = seeds[start : start + batch]
         with torch.autocast(device.type, torch.bfloat16, enabled=sampling.precision == "bf16"):
             images = model.sample(
-                steps=sampling.steps, times=sampling.times, seeds=some, labels=sampling.label, batch=batch
+                steps=sampling.steps, times=sampling.times, seeds=some, labels=sampling.choice, batch=batch
             )
         yield quantise(images)
 

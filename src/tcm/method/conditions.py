@@ -5,7 +5,7 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -90,35 +90,96 @@ class TextEmbeddings(Condition):
         return type(self)(*(to_device(part, device) for part in parts))
 
 
+Choice = int | str | Sequence[int | str]
+"""What a user chose: one value for all images, or one for each."""
+
+
+class ConditionKind(ABC):
+    """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
+
+    `kind` names the class in a card: one of `KINDS`, an entry point of the group `tcm.conditions`, or `module:Class`.
+    """
+
+    kind: str
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """What the model takes, in a few words: `10 classes`."""
+
+    @abstractmethod
+    def choose(self, choice: Choice, count: int) -> Condition:
+        """What a user chose for `count` images."""
+
+    @abstractmethod
+    def draw(self, seeds: Sequence[int]) -> Condition:
+        """A random condition for each image, from its seed."""
+
+    @abstractmethod
+    def spread(self, count: int) -> Condition:
+        """`count` conditions, as different as can be, always the same."""
+
+    def examples(self, most: int) -> Condition:
+        """Up to `most` conditions, no two the same."""
+        return self.spread(most)
+
+    def dummy(self, count: int) -> Condition:
+        """`count` conditions of the right shape, from which a network's cost is measured."""
+        return self.spread(count)
+
+    @abstractmethod
+    def takes(self, condition: Condition) -> bool:
+        """Whether a model of this kind can be given these conditions."""
+
+    @abstractmethod
+    def captions(self, condition: Condition) -> list[str]:
+        """A few words on each image's condition."""
+
+
 @dataclass(frozen=True)
-class Classes:
-    """What a class-conditional model takes: one of `count` classes.
+class Classes(ConditionKind):
+    """One of `count` classes, with names or without; names make no difference to a model.
 
     >>> Classes(10).spread(4).index.tolist(), Classes(3).spread(4).index.tolist()
     ([0, 2, 5, 7], [0, 1, 2, 0])
+    >>> Classes(2, ("cat", "dog")).choose(["dog", 0], 2).index.tolist(), Classes(2) == Classes(2, ("cat", "dog"))
+    ([1, 0], True)
     """
 
     count: int
+    names: tuple[str, ...] = field(default=(), compare=False)
     kind: Literal["classes"] = "classes"
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise TcmError(f"count={self.count}: a class condition needs at least one class; leave the condition out")
+        if len(self.names) not in (0, self.count):
+            raise TcmError(f"names has {len(self.names)} entries for count={self.count} classes; name all or none")
 
     def __str__(self) -> str:
         return f"{self.count} classes"
 
-    def choose(self, choice: Sequence[int] | int, count: int) -> Labels:
-        """What a user chose for `count` images: a label for each, or one for all."""
-        chosen = torch.tensor([choice] * count if isinstance(choice, int) else list(choice), dtype=torch.long)
+    def choose(self, choice: Choice, count: int) -> Labels:
+        """What a user chose for `count` images: a label or a class's name for each, or one for all."""
+        chosen = [choice] * count if isinstance(choice, int | str) else list(choice)
         if len(chosen) != count:
-            raise TcmError(f"labels has {len(chosen)} entries for {count} images; give one per image, or one number")
-        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < self.count:
-            raise TcmError(f"labels={choice} must lie between 0 and {self.count - 1}")
-        return Labels(chosen)
+            raise TcmError(f"labels has {len(chosen)} entries for {count} images; give one per image, or one for all")
+        return Labels(torch.tensor([self._index(one) for one in chosen], dtype=torch.long))
+
+    def _index(self, chosen: int | str) -> int:
+        if isinstance(chosen, str):
+            named = [index for index, name in enumerate(self.names) if name == chosen]
+            if len(named) == 1:
+                return named[0]
+            if named or not chosen.isdecimal():
+                problem = (
+                    "several classes have this name" if named else f"none of the {self.count} classes has this name"
+                )
+                raise TcmError(f"labels={chosen!r}: {problem}; give a number between 0 and {self.count - 1}")
+        if not 0 <= int(chosen) < self.count:
+            raise TcmError(f"labels={chosen} must lie between 0 and {self.count - 1}")
+        return int(chosen)
 
     def draw(self, seeds: Sequence[int]) -> Labels:
-        """A class for each image, from its seed."""
         return Labels(torch.tensor([derive_seed("class", seed) % self.count for seed in seeds], dtype=torch.long))
 
     def spread(self, count: int) -> Labels:
@@ -126,6 +187,22 @@ class Classes:
         enough = self.count >= count
         return Labels(torch.tensor([i * self.count // count if enough else i % self.count for i in range(count)]))
 
+    def examples(self, most: int) -> Labels:
+        return self.spread(min(most, self.count))
 
-ConditionKind = Classes
-"""What a model can take; text joins here."""
+    def takes(self, condition: Condition) -> bool:
+        return isinstance(condition, Labels) and bool((condition.index < self.count).all())
+
+    def captions(self, condition: Condition) -> list[str]:
+        """A class's name, or `class 3`; nothing where there is no class."""
+        indices = condition.index.tolist() if isinstance(condition, Labels) else []
+        return [self._caption(index) for index in indices]
+
+    def _caption(self, index: int) -> str:
+        if index < 0:
+            return ""
+        return self.names[index] if self.names else f"class {index}"
+
+
+KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}
+"""The kinds of this package, by name; text joins here."""

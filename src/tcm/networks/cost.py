@@ -42,7 +42,7 @@ def network_cost(config: NetworkConfig, image_shape: ImageShape, condition: Cond
 
         def forward(batch: int) -> None:
             masks = [torch.ones(batch, *shape, dtype=torch.bool) for shape in network.dropout_shapes]
-            given = None if condition is None else condition.spread(batch)
+            given = None if condition is None else condition.dummy(batch)
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), given, masks if network.dropout else None)
 
         one, two = _SavedBytes(parameters), _SavedBytes(parameters)

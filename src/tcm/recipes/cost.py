@@ -3,10 +3,10 @@
 from dataclasses import dataclass, fields
 
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import Classes
+from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
 from tcm.networks.cost import network_cost
-from tcm.recipes.schema import Recipe, network_of
+from tcm.recipes.schema import Recipe, condition_of, network_of
 from tcm.recipes.stages import Role, Stage
 
 GRADIENT_PASS, TANGENT_PASS = 3, 2
@@ -157,15 +157,16 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     )
 
 
-def _shape_and_condition(recipe: Recipe) -> tuple[ImageShape, Classes | None]:
+def _shape_and_condition(recipe: Recipe) -> tuple[ImageShape, ConditionKind | None]:
     if recipe.image_shape is None:
         raise TcmError(
             f"{recipe.name}: image_shape is not set, so costs cannot be computed without the data; "
             f"add it, such as image_shape = [3, 32, 32]"
         )
-    if recipe.conditional and recipe.classes is None:
+    condition = condition_of(recipe) if recipe.conditional else None
+    if recipe.conditional and condition is None:
         raise TcmError(
             f"{recipe.name}: classes is not set, so costs cannot be computed without the data; "
             f"add it, such as classes = 10"
         )
-    return recipe.image_shape, Classes(recipe.classes) if recipe.conditional and recipe.classes else None
+    return recipe.image_shape, condition

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.curriculum import SMALLEST_R
 from tcm.method.sampling import Sampler
 from tcm.networks import NetworkConfig
@@ -93,6 +94,11 @@ def network_of(recipe: Recipe, stage: Stage, role: Role | None = None) -> Networ
     if stage.dropout is None:
         return recipe.network
     return recipe.network.model_copy(update={"dropout": stage.dropout})
+
+
+def condition_of(recipe: Recipe) -> ConditionKind | None:
+    """What images of the data must come with; None leaves it to the data."""
+    return None if recipe.classes is None else Classes(recipe.classes)
 
 
 def roles_of(recipe: Recipe, name: str) -> dict[str, Role]:

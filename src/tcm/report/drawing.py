@@ -16,8 +16,8 @@ from tcm.report.records import RunRecord, StageRecord
 from tcm.weights import Model
 
 COLUMNS = 12
-CLASSES = 10
-PER_CLASS = 10
+EXAMPLES = 10
+PER_EXAMPLE = 10
 PATHS = 3
 PATH_STEPS = (1, 2, 4)
 STRIPS, STRIP_LENGTH = 4, COLUMNS
@@ -59,16 +59,19 @@ class StageDrawings:
 
 @dataclass(frozen=True)
 class Showpiece:
-    """More pictures of the run's best model: the last truncated one, or else the last one that there is."""
+    """More pictures of the run's best model: the last truncated one, or else the last one that there is.
+
+    `examples` has a row of images for each of some conditions, whose `captions` say what they are.
+    """
 
     stage: StageRecord
     way: str
     samples: Tensor
-    classes: list[int]
-    per_class: Tensor | None
+    captions: list[str]
+    examples: Tensor | None
     paths: list[PathFromNoise]
     interpolations: Tensor | None
-    strip_classes: list[int]
+    strip_captions: list[str]
 
 
 @dataclass(frozen=True)
@@ -131,23 +134,24 @@ def _draw(model: Model, steps: int) -> Drawn:
 
 
 def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
-    steps, classes = model.sampler.usual_steps[0], model.card.condition
-    rows = [] if classes is None else classes.spread(min(classes.count, CLASSES)).index.tolist()
-    per_class = None
-    if rows:
-        labels = [label for label in rows for _ in range(PER_CLASS)]
-        images = quantise(model.sample(steps=steps, seeds=range(len(labels)), labels=labels))
-        per_class = images.view(len(rows), PER_CLASS, *model.card.image_shape)
+    steps, kind = model.sampler.usual_steps[0], model.card.condition
+    captions, examples, strip_captions = [], None, []
+    if kind is not None:
+        shown = kind.examples(EXAMPLES)
+        captions, strip_captions = kind.captions(shown), kind.captions(kind.spread(STRIPS))
+        rows = torch.arange(len(shown)).repeat_interleave(PER_EXAMPLE)
+        images = quantise(model.sample(steps=steps, seeds=range(len(rows)), condition=shown.select(rows)))
+        examples = images.view(len(shown), PER_EXAMPLE, *model.card.image_shape)
     consistent = model.sampler.generates_at_once
     return Showpiece(
         stage,
         model.sampler.name(steps),
         quantise(model.sample(SAMPLES, steps=steps, seed=1000)),
-        rows,
-        per_class,
+        captions,
+        examples,
         [path_from_noise(model, steps) for steps in PATH_STEPS] if consistent else [],
         interpolate(model) if consistent else None,
-        [] if classes is None else classes.spread(STRIPS).index.tolist(),
+        strip_captions,
     )
 
 

@@ -1,4 +1,4 @@
-"""The report's pictures: the same seeds in each stage, classes, paths from noise, interpolations, neighbours."""
+"""The report's pictures: the same seeds in each stage, conditions, paths from noise, interpolations, neighbours."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,28 +28,25 @@ def same_seeds(runs: Sequence[ObservedRun]) -> str:
         return figure(rows_of_images(rows), label) if rows else ""
 
     sentence = (
-        "Each column begins with the same noise and class: where a row shows the picture above it, the model has kept "
-        "to the diffusion model's trajectory; where it shows another, it has found its own."
+        "Each column begins with the same noise and condition: where a row shows the picture above it, the model has "
+        "kept to the diffusion model's trajectory; where it shows another, it has found its own."
     )
     return _section("Same seeds", sentence, runs, render)
 
 
-def per_class(runs: Sequence[ObservedRun]) -> str:
-    """Samples of each class."""
+def per_condition(runs: Sequence[ObservedRun]) -> str:
+    """Samples of each class, or of whatever else the model is conditioned on."""
 
     def render(run: ObservedRun) -> str:
         piece = run.showpiece
-        if piece is None or piece.per_class is None:
+        if piece is None or piece.examples is None:
             return ""
-        names = _class_names(run.record)
-        rows: list[tuple[Content, torch.Tensor]] = [
-            (_class_name(names, label), images) for label, images in zip(piece.classes, piece.per_class, strict=True)
-        ]
-        label = f"Samples of {run.record.name}, a row for each class"
+        rows: list[tuple[Content, torch.Tensor]] = list(zip(piece.captions, piece.examples, strict=True))
+        label = f"Samples of {run.record.name}, a row for each condition"
         return figure(rows_of_images(rows, "two small"), label, f"{piece.stage.name}, {piece.way}")
 
-    sentence = "A row for each class: all should be of that class, and no two of them the same."
-    return _section("Each class", sentence, runs, render)
+    sentence = "A row for each condition: all images should be what it says, and no two of them the same."
+    return _section("Each condition", sentence, runs, render)
 
 
 def paths(runs: Sequence[ObservedRun]) -> str:
@@ -79,10 +76,8 @@ def interpolations(runs: Sequence[ObservedRun]) -> str:
         piece = run.showpiece
         if piece is None or piece.interpolations is None:
             return ""
-        names = _class_names(run.record) if piece.classes else ()
-        rows: list[tuple[Content, torch.Tensor]] = [
-            (_strip_label(piece, names, place), strip) for place, strip in enumerate(piece.interpolations)
-        ]
+        captions = piece.strip_captions or [""] * len(piece.interpolations)
+        rows: list[tuple[Content, torch.Tensor]] = list(zip(captions, piece.interpolations, strict=True))
         label = f"Interpolations between two noises, {run.record.name}"
         return figure(rows_of_images(rows), label, f"{piece.stage.name}, {piece.way}")
 
@@ -118,7 +113,7 @@ def _neighbours(run: RunRecord, piece: Showpiece, dataset: Dataset) -> str:
     count = min(NEIGHBOURS, dataset.count)
     found = nearest(samples, dataset, count)
     rows: list[tuple[Content, torch.Tensor]] = [("samples", samples)]
-    rows += [(_ranked("nearest by pixels", place), found.images[:, place]) for place in range(count)]
+    rows += [(_ranked("nearest by pixels", index), found.images[:, index]) for index in range(count)]
     if run.recipe.data.path == "digits":
         by_features = nearest(samples, dataset, 1, load_detector("digits"))
         rows.append(("nearest by features", by_features.images[:, 0]))
@@ -132,8 +127,8 @@ def _neighbours(run: RunRecord, piece: Showpiece, dataset: Dataset) -> str:
     return figure(rows_of_images(rows), f"Samples of {run.name} above their nearest training images", caption)
 
 
-def _ranked(what: str, place: int) -> str:
-    return what if place == 0 else f"{place + 1}."
+def _ranked(what: str, index: int) -> str:
+    return what if index == 0 else f"{index + 1}."
 
 
 def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Tensor]]:
@@ -141,22 +136,6 @@ def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Te
     times = ", ".join(f"{t:.3g}" for t in path.times)
     steps = f"{len(path.times)} step{'s' if len(path.times) > 1 else ''}"
     return [(Html(f"{steps}<small>t = {times}</small>"), pairs)]
-
-
-def _strip_label(piece: Showpiece, names: Sequence[str], place: int) -> str:
-    """The class of an interpolation, if the model knows classes."""
-    return f"class {_class_name(names, piece.strip_classes[place])}" if piece.strip_classes else ""
-
-
-def _class_name(names: Sequence[str], label: int) -> str:
-    return names[label] if label < len(names) else str(label)
-
-
-def _class_names(run: RunRecord) -> tuple[str, ...]:
-    try:
-        return open_dataset(run.recipe.data.path, channels=run.recipe.data.channels).class_names
-    except TcmError:
-        return ()
 
 
 def _section(title: str, sentence: str, runs: Sequence[ObservedRun], render: Callable[[ObservedRun], str]) -> str:

@@ -140,7 +140,7 @@ def _facts(run: RunRecord) -> str:
     if recipe.image_shape is not None:
         channels, height, width = recipe.image_shape
         shape = f", {height} × {width} {'grey' if channels == 1 else 'colour'}"
-    condition = "class-conditional" if recipe.conditional else "unconditional"
+    condition = "conditional" if recipe.conditional else "unconditional"
     return f"Recipe {recipe.name} on {recipe.data.path}{shape}, {condition}, seed {recipe.seed}."
 
 

@@ -22,7 +22,7 @@ def render(runs: Sequence[ObservedRun]) -> str:
         opening.recipe_differences(runs),
         opening.in_progress(runs),
         galleries.same_seeds(runs),
-        galleries.per_class(runs),
+        galleries.per_condition(runs),
         galleries.paths(runs),
         curves.trade_off(runs),
         curves.stability(runs),

@@ -20,10 +20,10 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.method.conditions import Classes
+from tcm.method.conditions import ConditionKind
 from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, offset_of, roles_of, stages_before
+from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
@@ -295,22 +295,21 @@ def _note(run: Path, recipe: Recipe, init: str | None) -> None:
                 file.write(text.encode())
 
 
-def _check_data(recipe: Recipe, data: Dataset | Stream) -> Classes | None:
+def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
     """Check that the data is what the recipe says; returns the condition that the network is given."""
     if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
             f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
-    if recipe.conditional and isinstance(data, Stream) and data.labelled and not data.classes:
-        raise TcmError(f"data.path={recipe.data.path} has labels but does not say how many classes; set classes")
-    if recipe.conditional and not data.classes:
+    expected = condition_of(recipe)
+    found = data.condition_kind if recipe.conditional or expected is not None else None
+    if recipe.conditional and found is None:
         raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
-    if recipe.classes is not None and data.classes != recipe.classes:
-        raise TcmError(
-            f"data.path={recipe.data.path} has {data.classes} classes, and classes={recipe.classes}; correct it"
-        )
-    return Classes(data.classes) if recipe.conditional else None
+    if expected is not None and found != expected:
+        has = "no labels" if found is None else found
+        raise TcmError(f"data.path={recipe.data.path} has {has}, and classes={recipe.classes}; correct it")
+    return found if recipe.conditional else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

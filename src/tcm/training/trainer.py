@@ -13,7 +13,6 @@ from tcm.foundation.devices import to_device
 from tcm.foundation.processes import Processes
 from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.averaging import follow
-from tcm.method.conditions import Labels
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.recipes.stages import Role, Stage
 from tcm.training.checkpoint import Position
@@ -137,8 +136,8 @@ class Trainer:
         for part in range(parts):
             # Every n-th sample, so that each micro-batch has its share of the boundary samples, which come first.
             rows = slice(part, None, parts)
-            known = loaded.labels if self.student.condition is not None else None
-            condition = None if known is None else Labels(known[rows]).to(device)
+            known = loaded.condition if self.student.condition is not None else None
+            condition = None if known is None else known.select(rows).to(device)
             x = to_float(to_device(loaded.images[rows], device))
             yield Batch(x, condition, loaded.index[rows], self.stage.batch), part == parts - 1
 

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import written_aside
+from tcm.networks.layers import class_count
 from tcm.weights.edm_names import to_reference
 from tcm.weights.model import Model, ModelCard
 
@@ -39,6 +40,6 @@ def reference_arguments(card: ModelCard) -> dict[str, object]:
     return {
         "img_resolution": height,
         "img_channels": channels,
-        "label_dim": 0 if card.condition is None else card.condition.count,
+        "label_dim": class_count(card.condition),
         "sigma_data": card.sigma_data,
     } | card.network.published_arguments()

@@ -27,7 +27,7 @@ from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import find_class, read_table
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import Condition, ConditionKind
+from tcm.method.conditions import KINDS, Choice, Condition, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
@@ -45,6 +45,14 @@ def _read_sampler(table: Any) -> Any:
 
 AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(_read_sampler)]
 """A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.samplers`, or `module:Class`."""
+
+
+def _read_condition(table: Any) -> Any:
+    return read_table(table, "kind", lambda kind: find_class("kind", kind, KINDS, ConditionKind, "tcm.conditions"))
+
+
+AnyCondition = Annotated[SerializeAsAny[ConditionKind], BeforeValidator(_read_condition)]
+"""What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
 
 
 class Provenance(BaseModel):
@@ -71,7 +79,7 @@ class ModelCard(BaseModel):
     sampler: AnySampler = Field(description="how the model is sampled")
     network: AnyNetwork
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    condition: ConditionKind | None = Field(default=None, description="what an image can be conditioned on")
+    condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
     t_max: float = Field(default=80.0, gt=0)
@@ -90,7 +98,7 @@ class ModelCard(BaseModel):
         fields = {"sampler": "heun" if fields.get("kind") == "diffusion" else "consistency"} | fields
         if fields.get("format") == 1:
             classes = fields.pop("classes", 0)
-            fields |= {"format": 2, "condition": {"count": classes} if classes else None}
+            fields |= {"format": 2, "condition": {"kind": "classes", "count": classes} if classes else None}
         if fields.get("format", 2) == 2 and isinstance(fields["sampler"], str):
             t_2 = {"second_time": fields.pop("second_time", 1.0)} if fields["sampler"] == "consistency" else {}
             fields = {key: fields[key] for key in fields if key not in ("t_prime", "second_time")}
@@ -187,14 +195,15 @@ class Model:
         times: Sequence[float] | None = None,
         seed: int = 0,
         seeds: Sequence[int] | None = None,
-        labels: Sequence[int] | int | None = None,
+        labels: Choice | None = None,
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
         """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its condition alone.
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
-        (18 by default) of Heun's method. Without `labels` or a `condition`, each image's class is drawn from its seed.
+        (18 by default) of Heun's method. `labels` are classes by number or name, one for all images or one for each; a
+        `condition` is a value as the network takes it. Without either, each image's condition is drawn from its seed.
         """
         if seeds is not None and count is not None and count != len(seeds):
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
@@ -205,8 +214,7 @@ class Model:
                 f"count={count} images in batches of {batch} cannot be; use a count of 0 or more, a batch of 1 or more"
             )
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
-        if condition is None:
-            condition = self._condition(seeds, labels)
+        condition = self._condition(seeds, labels, condition)
         device = next(self.denoiser.parameters()).device
         parts = []
         for start in range(0, len(seeds), batch):
@@ -216,13 +224,22 @@ class Model:
             parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
 
-    def _condition(self, seeds: list[int], labels: Sequence[int] | int | None) -> Condition | None:
+    def _condition(self, seeds: list[int], labels: Choice | None, given: Condition | None) -> Condition | None:
         kind = self.card.condition
+        if labels is not None and given is not None:
+            raise TcmError(f"labels={labels} and a condition exclude each other; give one of them")
         if kind is None:
-            if labels is not None:
-                raise TcmError(f"labels={labels} were given, and this model knows no classes; leave them out")
+            if labels is not None or given is not None:
+                what = "a condition was" if labels is None else f"labels={labels} were"
+                raise TcmError(f"{what} given, and this model is unconditional; leave it out")
             return None
-        return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
+        if given is None:
+            return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
+        if len(given) != len(seeds):
+            raise TcmError(f"condition has {len(given)} entries for {len(seeds)} images; give one per image")
+        if not kind.takes(given):
+            raise TcmError(f"this model takes {kind}, and the condition holds something else; give it that")
+        return given
 
 
 @contextmanager

@@ -1,0 +1,153 @@
+"""A kind of condition from outside goes the whole way, from the data to the report, as it is."""
+
+import json
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from inprocess import ALONE, train
+from launching import tiny_recipe
+from typer.testing import CliRunner
+from vector_condition import Halves, VectorConfig, VectorKind, Vectors
+
+from tcm.cli.main import app
+from tcm.data import ArrayDataset, Batches, open_dataset
+from tcm.data.images import in_memory
+from tcm.data.opening import with_channels
+from tcm.data.prepare import Crop, Form, Preparation
+from tcm.evaluation.denoising import denoising_distances, model_denoise
+from tcm.evaluation.evaluate import evaluate_model, model_subject
+from tcm.evaluation.features import load_detector
+from tcm.evaluation.generation import Sampling, generate
+from tcm.evaluation.references import reference_of
+from tcm.foundation.errors import TcmError
+from tcm.networks.cost import network_cost
+from tcm.recipes.schema import Recipe, roles_of
+from tcm.training.metrics import time_bins
+from tcm.training.start import card_of
+from tcm.training.trainer import Trainer
+from tcm.weights import Model, ModelCard, inspect
+
+KIND = VectorKind(2)
+
+
+def make_dataset(count: int = 80) -> ArrayDataset:
+    """Images of 8 × 8 whose halves are as bright as their vector says, to 8 bits."""
+    levels = np.random.default_rng(0).integers(0, 256, (count, 2), np.uint8)
+    images = np.repeat(levels, 4, axis=1)[:, None, None, :].repeat(8, axis=2)
+    return ArrayDataset(images, Halves((levels / 127.5 - 1).astype(np.float32)))
+
+
+def make_recipe() -> Recipe:
+    words = ["classes=none", "diffusion.label_dropout=0.2", "truncated.accumulation=2", "diffusion.sample_every=0"]
+    guided = ["consistency.guidance=1.5", "consistency.teacher=diffusion"]
+    network = VectorConfig(kind="vector_condition:VectorConfig")
+    return tiny_recipe(4, *words, *guided).model_copy(update={"network": network})
+
+
+def belong_together(images: torch.Tensor, condition: object) -> bool:
+    assert isinstance(condition, Vectors)
+    halves = images[:, 0, 0, [0, -1]].float() / 127.5 - 1
+    return torch.allclose(halves, condition.values, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_stays_with_its_images_in_any_process(workers: int) -> None:
+    dataset = make_dataset()
+    dataset.in_memory = False  # so that workers read it
+    for loaded in islice(Batches(dataset, seed=0, batch=12, rank=1, world=2, workers=workers).starting_at(5), 3):
+        assert loaded.images.shape == (6, 1, 8, 8)
+        assert belong_together(loaded.images, loaded.condition)
+
+
+def test_it_comes_along_with_a_data_set() -> None:
+    dataset = make_dataset()
+    assert dataset.condition_kind == KIND
+    colour = with_channels(dataset, 3)
+    for copy in (pickle.loads(pickle.dumps(dataset)), in_memory(dataset), colour):
+        images, condition = copy.read(np.array([7, 3]))
+        assert belong_together(torch.from_numpy(images), condition)
+    other = ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(80)[::-1]))
+    assert len({made.content_hash() for made in (dataset, other, make_dataset())}) == 2
+    with pytest.raises(TcmError, match="79 labels for 80 images"):
+        ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(79)))
+    with pytest.raises(TcmError, match="vectors of 2 numbers, and only class labels can be written"):
+        Preparation(dataset, Form((8, 8), Crop.CENTER))
+
+
+def test_it_stays_with_its_images_in_micro_batches() -> None:
+    recipe, dataset = make_recipe(), make_dataset()
+    stage = recipe.stages["diffusion"]
+    card = card_of(recipe, "diffusion", dataset.shape, dataset.condition_kind)
+    roles = {"student": roles_of(recipe, "diffusion")["student"]}
+    models = {"student": Model.fresh(card).denoiser}
+    edges = time_bins(recipe.t_min, recipe.t_max)
+    trainer = Trainer(stage, stage.build(recipe), models, roles, ALONE, (0, "diffusion"), edges)
+    parts = list(trainer.micro_batches(Batches(dataset, seed=0, batch=16).at(3), 3))
+    assert [len(batch.x) for batch, _ in parts] == [6, 5, 5]
+    for batch, _ in parts:
+        assert belong_together((batch.x + 1) * 127.5, batch.condition)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stages, with dropped conditions and guidance; only the opening of the data is exchanged, as no file holds
+    vectors."""
+    folder = tmp_path_factory.mktemp("vectors") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcm.training.run.open_data", lambda *words, **options: make_dataset())
+        train(make_recipe(), folder)
+    return folder
+
+
+def test_its_kind_is_in_the_card(run: Path) -> None:
+    folder = run / "2-truncated" / "model"
+    written = json.loads((folder / "config.json").read_text())["condition"]
+    assert written == {"kind": "vector_condition:VectorKind", "width": 2}
+    assert inspect(folder).condition == KIND
+    fields = json.loads((folder / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"'nowhere:Kind' cannot be imported .* put its module on the Python path"):
+        ModelCard.model_validate(fields | {"condition": {"kind": "nowhere:Kind"}})
+
+
+def test_samples_follow_what_a_user_chose(run: Path) -> None:
+    model = Model.load(run / "2-truncated" / "model")
+    bright, dark = (model.sample(3, labels=text) for text in ("1,1", "-1,-1"))
+    assert not torch.allclose(bright, dark)
+    again = model.sample(3, condition=Vectors(torch.ones(3, 2)))
+    torch.testing.assert_close(again, bright)
+    (images,) = generate(model, range(3), Sampling(choice="1,1"), batch=8)
+    assert images.shape == (3, 1, 8, 8)
+    assert Sampling(steps=1, choice="1,1").describe(model).endswith(", 1.00; 1.00, fp32")
+    assert model.sample(2).shape == (2, 1, 8, 8)
+    with pytest.raises(TcmError, match="this model takes vectors of 2 numbers"):
+        model.sample(1, condition=Vectors(torch.ones(1, 3)))
+
+
+def test_it_is_measured(run: Path) -> None:
+    model, dataset = Model.load(run / "2-truncated" / "model"), make_dataset()
+    reference = reference_of(dataset, "halves", load_detector("digits"))
+    scores = evaluate_model(model, "m", range(80), Sampling(steps=1), reference)
+    scores += denoising_distances(
+        model_denoise(model), dataset, [1.0], reference, model_subject(model, "m", None, 0), 80
+    )
+    assert all(np.isfinite(score.value) for score in scores)
+    with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, and the data has labels that do not fit"):
+        denoising_distances(
+            model_denoise(model), open_dataset("digits"), [1.0], reference, model_subject(model, "m", None, 0), 80
+        )
+    cost = network_cost(model.card.network, model.card.image_shape, model.card.condition)
+    assert cost.parameters == 10 + 64 * 3
+
+
+def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+    result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    page = (run / "report.html").read_text("utf-8")
+    assert "Each condition" in page
+    for caption in ("-1.00; -1.00", "-0.33; -0.33", "1.00; 1.00"):
+        assert caption in page
