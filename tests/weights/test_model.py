@@ -204,8 +204,14 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
         ({"sampler": "heun"}, "sampler='heun' must be a table of keys"),
         ({"second_time": 1.0}, "second_time is not a known key"),
         ({"condition": {"kind": "classes", "count": 0}}, "condition: count=0"),
-        ({"condition": {"count": 2, "names": ["cat"]}}, "condition: names has 1 entries for count=2 classes"),
-        ({"condition": {"count": 2, "name": "cat"}}, "condition.name is not a known key; did you mean 'names'?"),
+        (
+            {"condition": {"kind": "classes", "count": 2, "names": ["cat"]}},
+            "condition: names has 1 entries for count=2 classes",
+        ),
+        (
+            {"condition": {"kind": "classes", "count": 2, "name": "cat"}},
+            "condition.name is not a known key; did you mean 'names'?",
+        ),
         ({"condition": {"kind": "classes"}}, "condition.count is missing; add it"),
         ({"condition": {"kind": "smells"}}, "condition.kind='smells' is unknown; use one of classes"),
         ({"classes": 10}, "classes is not a known key"),
@@ -268,13 +274,20 @@ FORMAT_1 = {
 """The card of the bundled digits model as the first version wrote it."""
 
 
-def test_models_of_earlier_formats_still_load(tmp_path: Path) -> None:
-    """The bundled model, whose card is of format 2, and with the card that it had: saved again it is of today's."""
+FORMAT_2 = {key: value for key, value in FORMAT_1.items() if key != "classes"} | {
+    "format": 2,
+    "sampler": "consistency",
+    "condition": {"kind": "classes", "count": 10},
+}
+
+
+@pytest.mark.parametrize("earlier", [FORMAT_1, FORMAT_2])
+def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> None:
+    """The bundled model with the cards that it had: saved again, the card has today's format."""
     folder = tmp_path / "digits"
     shutil.copytree(BUNDLED / "digits", folder)
-    (folder / "config.json").write_text(json.dumps(FORMAT_1))
+    (folder / "config.json").write_text(json.dumps(earlier))
     today = tcm.load("digits")
-    assert json.loads((BUNDLED / "digits" / "config.json").read_text())["format"] == 2
     model = tcm.load(folder)
     assert model.card == today.card == inspect(folder)
     assert (model.card.condition, model.card.sampler) == (Classes(10), ConsistencySampler())

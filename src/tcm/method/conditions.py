@@ -94,13 +94,12 @@ Choice = int | str | Sequence[int | str]
 """What a user chose: one value for all images, or one for each."""
 
 
+@dataclass(frozen=True)
 class ConditionKind(ABC):
     """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
 
-    `kind` names the class in a card: one of `KINDS`, an entry point of the group `tcm.conditions`, or `module:Class`.
+    Its field `kind` names the class in a card: one of `KINDS`, an entry point of `tcm.conditions`, or `module:Class`.
     """
-
-    kind: str
 
     @abstractmethod
     def __str__(self) -> str:
