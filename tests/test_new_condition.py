@@ -27,7 +27,7 @@ from tcm.foundation.errors import TcmError
 from tcm.networks.cost import network_cost
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.metrics import time_bins
-from tcm.training.start import card_of
+from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard, inspect
 

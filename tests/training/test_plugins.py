@@ -29,7 +29,7 @@ from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.method.sampling import HeunSampler, Sampler, SamplingStep, consistency_steps
 from tcm.method.times import TimeDistribution
 from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
-from tcm.recipes.cost import estimate
+from tcm.recipes.estimates import estimate
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve
 from tcm.recipes.schema import Recipe
@@ -38,7 +38,7 @@ from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.training.stage_models import Sources, card_of, check_run, stage_models
 from tcm.weights import Model, ModelCard
 from tcm.weights.importing import import_checkpoint
 

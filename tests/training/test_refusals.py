@@ -12,8 +12,8 @@ from tcm.foundation.processes import join
 from tcm.method.conditions import Classes
 from tcm.networks import EDM2Config
 from tcm.recipes.schema import Recipe
-from tcm.training.run import Settings
-from tcm.training.start import card_of
+from tcm.training.run import RunOptions
+from tcm.training.stage_models import card_of
 from tcm.weights import Model
 
 STAGE_2 = ('order=["truncated"]', "truncated.teacher=none")
@@ -28,9 +28,9 @@ def saved_model(folder: Path, stage: str, recipe: Recipe | None = None, classes:
     return str(folder / "model")
 
 
-def refusal(recipe: Recipe, folder: Path, init: str | None = None, **settings: object) -> str:
+def refusal(recipe: Recipe, folder: Path, init: str | None = None, **options: object) -> str:
     with pytest.raises(TcmError) as error:
-        train(recipe, folder / "run", Settings(init, **settings))
+        train(recipe, folder / "run", RunOptions(init, **options))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -105,7 +105,7 @@ def test_an_init_of_another_shape(tmp_path: Path) -> None:
 
 def test_dropout_may_differ(tmp_path: Path) -> None:
     model = saved_model(tmp_path, "diffusion", tiny_recipe(2, "network.dropout=0.5"))
-    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(model))
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", RunOptions(model))
 
 
 def test_a_frozen_model_that_is_not_defined_there(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_later_stage_is_checked_before_the_first(tmp_path: Path, monkeypatch: 
 
 def test_a_stage_that_is_done_needs_its_models_no_more(tmp_path: Path) -> None:
     init = saved_model(tmp_path, "diffusion")
-    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(init))
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", RunOptions(init))
     (tmp_path / "model").rename(tmp_path / "moved")
     train(tiny_recipe(2, *STAGE_1), tmp_path / "run")
 
@@ -180,7 +180,7 @@ def test_another_recipe_for_the_same_run(finished: Path) -> None:
 def test_another_init_for_the_same_run(tmp_path: Path) -> None:
     first, other = (saved_model(tmp_path / name, "diffusion") for name in ("first", "other"))
     recipe = tiny_recipe(2, *STAGE_1)
-    train(recipe, tmp_path / "run", Settings(first))
+    train(recipe, tmp_path / "run", RunOptions(first))
     train(recipe, tmp_path / "run")  # noted, so that it need not be given again
     assert refusal(recipe, tmp_path, other) == (
         f"{tmp_path}/run was begun with --init {first} and not {other}; leave --init out or use another --run"

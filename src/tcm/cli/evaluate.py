@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tcm.cli.sample import Batch, Choice, Device, Steps, Times, sampling_of
+from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
@@ -29,9 +29,9 @@ def evaluation(
         int | None, typer.Option("-n", "--count", min=2, help="How many images; 50000 of a model, all of a set.")
     ] = None,
     steps: Steps = None,
-    times: Times = None,
+    times: TimesOption = None,
     seed: Seed = 0,
-    choice: Choice = None,
+    choice: ClassOption = None,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
 
-Precision = Literal["fp32", "bf16"]
+SamplingPrecision = Literal["fp32", "bf16"]
 Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
-Times = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
-Choice = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
+TimesOption = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
+ClassOption = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
 Batch = Annotated[int, typer.Option(min=1, help="Images at once; does not change them.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu or an accelerator's name; the best by default.")]
 
@@ -29,14 +29,14 @@ def sample(
     model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="How many images; 16 by default.")] = None,
     steps: Steps = None,
-    times: Times = None,
+    times: TimesOption = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
     seeds: Annotated[str | None, typer.Option(help="The seeds themselves, such as 0-63.")] = None,
-    choice: Choice = None,
+    choice: ClassOption = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
     batch: Annotated[int | None, typer.Option(min=1, help="Images at once; as memory allows by default.")] = None,
     device: Device = None,
-    precision: Annotated[Precision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
+    precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
 ) -> None:
     """Draw images: the same image for the same seed, whatever the batch, the number of processes or the output."""
     from rich.console import Console
@@ -64,7 +64,9 @@ def sample(
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
 
 
-def sampling_of(steps: int | None, times: str | None, choice: str | None, precision: Precision = "fp32") -> Sampling:
+def sampling_of(
+    steps: int | None, times: str | None, choice: str | None, precision: SamplingPrecision = "fp32"
+) -> Sampling:
     """The options as one value."""
     from tcm.evaluation.generation import Sampling, parse_times
 

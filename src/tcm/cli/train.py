@@ -36,11 +36,11 @@ def train(
     """Train the stages of a recipe; called again, resume it."""
     from rich.console import Console
 
-    from tcm.cli.costs import cost_table, scaling_table
+    from tcm.cli.cost_tables import cost_table, scaling_table
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
     from tcm.recipes.resolve import resolve, to_toml
-    from tcm.training.run import Run, Settings
+    from tcm.training.run import Run, RunOptions
 
     if Path(recipe, RECIPE_FILE).is_file():
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
@@ -55,7 +55,7 @@ def train(
         with processes.agreeing():
             resolved = resolve(recipe, changes)
         folder = run or Path("runs", resolved.name)
-        training = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()), deterministic))
+        training = Run(resolved, folder, processes, console, RunOptions(init, shard, tuple(track or ()), deterministic))
         done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"

@@ -14,7 +14,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
-from tcm.networks.published import checked
+from tcm.networks.unet_arguments import checked
 
 Resample = Literal["keep", "up", "down"]
 

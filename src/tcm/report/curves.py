@@ -9,7 +9,7 @@ from tcm.report import figures
 from tcm.report.drawing import ObservedRun
 from tcm.report.headline import denoising_curves, denoising_metric, measure_command
 from tcm.report.html import Content, beside, code, details, figure, html, paragraph, section, table
-from tcm.report.opening import duration
+from tcm.report.overview import duration
 from tcm.report.records import RunRecord, StageRecord
 from tcm.training.starts import start_now
 

@@ -18,7 +18,7 @@ from tcm.method.preconditioning import Denoiser
 from tcm.recipes.stages import Optimization
 from tcm.training.checkpoint import LearnerPosition
 from tcm.training.guard import GuardState, Verdict, judge
-from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.optimizers import build_optimizer, learning_rate
 
 
 class LossModule(nn.Module):

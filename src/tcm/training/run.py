@@ -30,7 +30,7 @@ from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import Sources, card_of, check_run, needed_stages, stage_models
+from tcm.training.stage_models import Sources, card_of, check_run, needed_stages, stage_models
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -42,7 +42,7 @@ LOCK_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunOptions:
     """How a run is carried out; nothing here changes what it computes, but for the model that it starts from."""
 
     init: str | None = None
@@ -59,7 +59,7 @@ class Run:
     folder: Path
     processes: Processes
     console: Console
-    settings: Settings = Settings()
+    options: RunOptions = RunOptions()
 
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
@@ -103,7 +103,7 @@ class Run:
                 return True
 
     def _job(self, name: str) -> Job:
-        work = partial(train_stage_alone, self.recipe, self.folder, self.settings, name)
+        work = partial(train_stage_alone, self.recipe, self.folder, self.options, name)
         return Job(name, work, needed_stages(self.recipe, name))
 
     def _plan(self) -> "_Plan":
@@ -111,7 +111,7 @@ class Run:
         with self.processes.agreeing():
             self._check_processes()
             _check_recipe(self.recipe, self.folder)
-            init = _noted_init(self.settings.init, self.folder)
+            init = _noted_init(self.options.init, self.folder)
             data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
@@ -133,7 +133,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
-            opened.enter_context(deterministic_kernels(self.settings.deterministic))
+            opened.enter_context(deterministic_kernels(self.options.deterministic))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:
@@ -142,7 +142,7 @@ class Run:
                     metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
                     trackers = [
                         opened.enter_context(closing(open_tracker(tracker, folder)))
-                        for tracker in self.settings.trackers
+                        for tracker in self.options.trackers
                     ]
             progress = show(folder.name, stage.steps)
             finished = StageLoop(
@@ -175,7 +175,7 @@ class Run:
             model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
             if roles[key].precision == "bf16":
                 store_in_bfloat16(model.denoiser.network)
-            if self.settings.sharded:
+            if self.options.sharded:
                 shard(model.denoiser)
             if stage.compile:
                 model.denoiser.network.compile()
@@ -200,7 +200,7 @@ class Run:
             model.save(folder)
 
     def _check_processes(self) -> None:
-        if self.settings.sharded and not dist.is_initialized():
+        if self.options.sharded and not dist.is_initialized():
             raise TcmError("--shard needs several processes, and there is one; start them with torchrun")
         for name, stage in self.recipe.stages.items():
             share = self.processes.count * stage.accumulation
@@ -230,10 +230,10 @@ class _Plan:
 
 
 def train_stage_alone(
-    recipe: Recipe, folder: Path, settings: Settings, name: str, send: Send, stop: StopRequest
+    recipe: Recipe, folder: Path, options: RunOptions, name: str, send: Send, stop: StopRequest
 ) -> bool:
     """A worker's job: one stage of a run whose lock is held by the process that started the worker."""
-    run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), settings)
+    run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), options)
     plan = run._plan()
     return run._train_stage(name, plan, plan.cards[name], partial(SentProgress, send), stop)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.networks import NetworkConfig, networks
+from tcm.weights.module_pickles import Module
 from tcm.weights.pickles import shown
-from tcm.weights.published import Module
 
 POSITIONAL = ("img_resolution", "img_channels", "label_dim")
 

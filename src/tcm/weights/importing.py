@@ -17,16 +17,16 @@ from tcm.networks import ImageShape, networks
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
 from tcm.weights.edm_names import load_denoiser, parse_arguments
 from tcm.weights.model import Model, ModelCard, Provenance
+from tcm.weights.module_pickles import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.pickles import Refused, refusal, shown
-from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.torchfiles import read_torch
 
-Kind = Literal["diffusion", "consistency", "truncated"]
+ModelKind = Literal["diffusion", "consistency", "truncated"]
 """What published models were trained as."""
 
 PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
-KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
+KIND_OF_CLASS: dict[str, ModelKind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
 CONSISTENCY_CLASSES = {"ECMPrecond"}
 PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
 MAX_NESTING = 4
@@ -42,7 +42,7 @@ class Found:
     weights: Mapping[str, Tensor]
     arguments: Mapping[str, object]
     licence: str
-    kind: Kind | None = None
+    kind: ModelKind | None = None
     not_used: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Imported:
 
 
 def import_checkpoint(
-    path: Path, kind: Kind | None = None, t_prime: float | None = None, second_time: float | None = None
+    path: Path, kind: ModelKind | None = None, t_prime: float | None = None, second_time: float | None = None
 ) -> Imported:
     """The model in a checkpoint of EDM, EDM2, ECT, TCM or FastGen; nothing in the file is run.
 
@@ -176,7 +176,7 @@ def from_modules(content: object, path: Path) -> Found:
         weights=weights,
         arguments=arguments_of_module(module, network, path),
         licence=stated_licence(f"{module.source}\n{network.source}", module.class_name),
-        kind=KINDS.get(module.class_name),
+        kind=KIND_OF_CLASS.get(module.class_name),
         not_used=not_used,
     )
 
@@ -189,7 +189,7 @@ def inner_network(module: Module, path: Path) -> tuple[str, Module]:
             f"{path}: {name} preconditions differently from EDM (another c_skip, c_out, c_noise), "
             "and the method needs EDM's; take the EDMPrecond checkpoint of the same data"
         )
-    if module.class_name not in KINDS.keys() | CONSISTENCY_CLASSES:
+    if module.class_name not in KIND_OF_CLASS.keys() | CONSISTENCY_CLASSES:
         raise TcmError(
             f"{path}: the class {name} is not known; if it preconditions as EDM does, save its state dict as "
             ".safetensors and import that"

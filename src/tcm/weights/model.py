@@ -27,7 +27,7 @@ from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import find_class, read_table
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import KINDS, Choice, Condition, ConditionKind
+from tcm.method.conditions import CONDITION_KINDS, Condition, ConditionChoice, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
@@ -48,7 +48,9 @@ AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(_read_sampler)]
 
 
 def _read_condition(table: Any) -> Any:
-    return read_table(table, "kind", lambda kind: find_class("kind", kind, KINDS, ConditionKind, "tcm.conditions"))
+    return read_table(
+        table, "kind", lambda kind: find_class("kind", kind, CONDITION_KINDS, ConditionKind, "tcm.conditions")
+    )
 
 
 AnyCondition = Annotated[SerializeAsAny[ConditionKind], BeforeValidator(_read_condition)]
@@ -195,7 +197,7 @@ class Model:
         times: Sequence[float] | None = None,
         seed: int = 0,
         seeds: Sequence[int] | None = None,
-        labels: Choice | None = None,
+        labels: ConditionChoice | None = None,
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
@@ -224,7 +226,7 @@ class Model:
             parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
 
-    def _condition(self, seeds: list[int], labels: Choice | None, given: Condition | None) -> Condition | None:
+    def _condition(self, seeds: list[int], labels: ConditionChoice | None, given: Condition | None) -> Condition | None:
         kind = self.card.condition
         if labels is not None and given is not None:
             raise TcmError(f"labels={labels} and a condition exclude each other; give one of them")

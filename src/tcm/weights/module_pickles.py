@@ -16,7 +16,7 @@ from tcm.weights.pickles import Constructor, Record, Refused, read_pickle, shown
 from tcm.weights.torchfiles import TensorBuilder, empty_dict, map_file
 
 PERSISTENT = "torch_utils.persistence._reconstruct_persistent_obj"
-CONTAINERS = ("ModuleDict", "ModuleList", "Sequential", "ParameterDict", "ParameterList")
+CONTAINER_MODULES = ("ModuleDict", "ModuleList", "Sequential", "ParameterDict", "ParameterList")
 NUMPY_SCALARS = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"})
 MAX_NAME = 300
 
@@ -53,7 +53,7 @@ def published_constructors(file_size: int) -> dict[str, Constructor]:
         "numpy.core.multiarray.scalar": numpy_scalar,
         "numpy._core.multiarray.scalar": numpy_scalar,
         PERSISTENT: lambda arguments: Record(PERSISTENT, arguments),
-        **{f"torch.nn.modules.container.{name}": inert(name) for name in CONTAINERS},
+        **{f"torch.nn.modules.container.{name}": inert(name) for name in CONTAINER_MODULES},
     }
 
 

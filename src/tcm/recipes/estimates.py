@@ -53,7 +53,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StageCost:
     """The cost of a stage; a multiplication and an addition are two FLOPs, `gpu_hours` are predicted for ASSUMPTION."""
 
     parameters: int
@@ -64,7 +64,7 @@ class Cost:
     gpu_hours: float
 
 
-def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
+def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
     """The cost of a stage whose batch is shared by `processes`.
 
     A stage says its rows: for an image, evaluations with gradient, without, and with a tangent. Activations are what
@@ -97,7 +97,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         activations=network.saved_per_image // half * micro_batch,
     )
     seconds = stage.steps * step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION)
-    return Cost(
+    return StageCost(
         network.parameters,
         network.forward_flops,
         step_flops,

@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.recipes.cost import ASSUMPTION, LINKS, Cost, estimate, scaling
+from tcm.recipes.estimates import ASSUMPTION, LINKS, StageCost, estimate, scaling
 from tcm.recipes.resolve import resolve, shipped
 from tcm.recipes.schema import Recipe
 
@@ -32,12 +32,12 @@ def overview() -> Table:
     return table
 
 
-def stage_costs(recipe: Recipe) -> dict[str, Cost]:
+def stage_costs(recipe: Recipe) -> dict[str, StageCost]:
     """The cost of each stage."""
     return {name: estimate(recipe, stage) for name, stage in recipe.stages.items()}
 
 
-def gpu_hours(costs: Iterable[Cost]) -> float:
+def gpu_hours(costs: Iterable[StageCost]) -> float:
     """The sum over stages."""
     return sum(cost.gpu_hours for cost in costs)
 

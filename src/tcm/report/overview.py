@@ -29,7 +29,7 @@ HERO, HERO_ROWS = 20, 2
 NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')
 
 
-def opening(runs: Sequence[ObservedRun]) -> str:
+def top(runs: Sequence[ObservedRun]) -> str:
     """Title; of each run what it is, a band of samples, its stages, and what has gone wrong."""
     title = " and ".join(run.record.name for run in runs)
     parts = [paragraph("Truncated consistency models", "over"), f"<h1>{escape(title)}</h1>"]
