@@ -137,7 +137,7 @@ def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
     assert noise is not None
     assert str(error.value) == (
         f"consistency.precision='bf16' leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
-        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train all the same"
+        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train anyway"
     )
     accepted = tiny_recipe(2, *words, "consistency.precision=bf16", "consistency.accept_noise=true")
     printed = train(accepted, run, options)
@@ -145,7 +145,7 @@ def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
     assert [event["event"] for event in events(stage)] == ["noise"]
     assert noise_line(stage)["precision"] == "bf16"
     assert resolve(str(run / "recipe.toml")) == accepted
-    with pytest.raises(TcmError, match=r"was begun with another recipe \(consistency.precision"):
+    with pytest.raises(TcmError, match=r"was started with another recipe \(consistency.precision"):
         train(tiny_recipe(2, *words), run, options)
 
 

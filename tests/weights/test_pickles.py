@@ -32,7 +32,7 @@ MEMORY_BEYOND_TORCH = 512 * 2**20
 REASONS = {
     "os_system": "os.system",
     "numpy_object_array": "multiarray._reconstruct",
-    "numpy_object_bytes": "scalar that is no number",
+    "numpy_object_bytes": "scalar that is not a number",
     "whitelisted_dotted": "OrderedDict.fromkeys",
     "extension_1": "EXT1",
     "state_of_function": "no record",

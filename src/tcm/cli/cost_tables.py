@@ -43,7 +43,7 @@ def gpu_hours(costs: Iterable[StageCost]) -> float:
 
 
 def cost_table(recipe: Recipe) -> Table:
-    """What each stage of a recipe costs: for a dry run."""
+    """What each stage of a recipe costs, for a dry run."""
     title = f"{escape(recipe.name)}: cost of each stage, estimates"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
@@ -64,7 +64,7 @@ def cost_table(recipe: Recipe) -> Table:
 
 
 def scaling_table(recipe: Recipe) -> Table:
-    """What each stage would do on 1, 8 and 64 GPUs: for a dry run."""
+    """The predicted speed of each stage on 1, 8 and 64 GPUs, for a dry run."""
     title = f"{escape(recipe.name)}: predicted for more GPUs, not measured"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "GPUs", "batch", "sent", "--shard", "steps/s", "efficiency", "hours"):
@@ -83,8 +83,8 @@ def scaling_table(recipe: Recipe) -> Table:
                 amount(stage.steps * found.seconds / 3600),
             )
     table.caption = (
-        f"Batch and bytes sent: of each GPU and step. For {ASSUMPTION}, {LINKS}; "
-        "no exchange is hidden behind computing."
+        f"Batch and bytes sent are per GPU and step. For {ASSUMPTION}, {LINKS}; "
+        "no communication overlaps with computation."
     )
     table.caption_justify = "left"
     return table

@@ -114,7 +114,8 @@ def _check(path: Path, entry: zipfile.ZipInfo, length: int) -> None:
         raise TcmError(f"{path}/{entry.filename} points outside of the zip; pack it again with plain relative names")
     if entry.file_size > LARGEST_FILE:
         raise TcmError(
-            f"{path}/{entry.filename} claims {entry.file_size:,} bytes; a file may have {LARGEST_FILE:,}: remove it"
+            f"{path}/{entry.filename} claims {entry.file_size:,} bytes; a file may have at most {LARGEST_FILE:,}: "
+            "remove it"
         )
 
 

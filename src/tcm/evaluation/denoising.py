@@ -33,7 +33,7 @@ def model_denoise(model: Model) -> ConditionalDenoise:
         kind = model.card.condition
         if kind is not None and (condition is None or not kind.takes(condition)):
             found = "no labels" if condition is None else "labels that do not fit"
-            raise TcmError(f"the model takes {kind}, and the data has {found}; give data labelled for this model")
+            raise TcmError(f"the model takes {kind}, but the data has {found}; give data labelled for this model")
         given = None if kind is None or condition is None else condition.to(device)
         return model.denoiser(x.to(device), t.to(device), given).cpu()
 

@@ -34,7 +34,7 @@ class Condition(ABC):
     def to(self, device: torch.device) -> Self: ...
 
     def null(self) -> Self:
-        """The null condition for every image: what guidance leads away from."""
+        """The null condition for every image: what guidance steers away from."""
         return self.keep(torch.zeros(len(self), dtype=torch.bool))
 
 
@@ -98,7 +98,8 @@ ConditionChoice = int | str | Sequence[int | str]
 class ConditionKind(ABC):
     """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
 
-    Its field `kind` names the class in a card: one of `CONDITION_KINDS`, an entry point of `tcm.conditions`, or `module:Class`.
+    In a card its field `kind` names the class: one of `CONDITION_KINDS`, an entry point of `tcm.conditions`, or
+    `module:Class`.
     """
 
     @abstractmethod
@@ -204,4 +205,4 @@ class Classes(ConditionKind):
 
 
 CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}
-"""The kinds of this package, by name; text joins here."""
+"""The kinds of conditions in this package, by name."""

@@ -48,7 +48,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Everything."""
+        """All bytes together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -67,7 +67,7 @@ class StageCost:
 def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
     """The cost of a stage whose batch is shared by `processes`.
 
-    A stage says its rows: for an image, evaluations with gradient, without, and with a tangent. Activations are what
+    A stage gives its rows: evaluations per image with gradient, without, and with a tangent. Activations are what
     autograd keeps for the backward pass.
 
     >>> from tcm.recipes.resolve import resolve
@@ -110,7 +110,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
 @dataclass(frozen=True)
 class Scaling:
     """A step shared by GPUs, predicted: bytes that each sends with the weights on every GPU (`replicated`) or `sharded`
-    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing is hidden.
+    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing overlaps.
     """
 
     gpus: int

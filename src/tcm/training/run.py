@@ -64,7 +64,7 @@ class Run:
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
 
-        Called again on the same folder it resumes, to the same weights; how exactly, `docs/training.md` says.
+        Called again on the same folder it resumes, to the same weights; `docs/training.md` says how exactly.
         """
         with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
@@ -83,10 +83,12 @@ class Run:
     def train_side_by_side(self, workers: int, also: Sequence[Job] = ()) -> bool:
         """Carry out all stages in up to `workers` processes of one thread, and what is `also` to do after some of them.
 
-        A stage begins when those whose models it needs are done; its weights do not depend on what runs beside it.
+        A stage begins when those whose models it needs are done; its weights do not depend on what runs alongside it.
         """
         if self.processes.count > 1 or self.processes.device.type != "cpu":
-            raise TcmError(f"workers={workers} is for the CPU and without torchrun; leave it out or use --device cpu")
+            raise TcmError(
+                f"workers={workers} works only on the CPU and without torchrun; leave it out or use --device cpu"
+            )
         with stop_requests(patient=False) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
             _note(self.folder, self.recipe, plan.init)
@@ -169,7 +171,7 @@ class Run:
         )
 
     def _trainer(self, name: str, models: dict[str, Model]) -> Trainer:
-        """Place the models on the device, shard and compile them as the run wants it."""
+        """Move the models to the device; shard and compile them as the run's options say."""
         stage, roles = self.recipe.stages[name], roles_of(self.recipe, name)
         for key, model in models.items():
             model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
@@ -201,7 +203,7 @@ class Run:
 
     def _check_processes(self) -> None:
         if self.options.sharded and not dist.is_initialized():
-            raise TcmError("--shard needs several processes, and there is one; start them with torchrun")
+            raise TcmError("--shard needs several processes, but there is only one; start them with torchrun")
         for name, stage in self.recipe.stages.items():
             share = self.processes.count * stage.accumulation
             if stage.batch % share:
@@ -258,7 +260,7 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
     except Timeout as error:
         raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
     except OSError as error:
-        raise TcmError(f"{run} cannot be a run's folder ({error.strerror}); choose another --run") from error
+        raise TcmError(f"{run} cannot be used as a run's folder ({error.strerror}); choose another --run") from error
 
 
 def _check_recipe(recipe: Recipe, run: Path) -> None:
@@ -269,7 +271,7 @@ def _check_recipe(recipe: Recipe, run: Path) -> None:
     differing = [difference for difference in found if not difference.startswith(ahead)]
     if differing:
         remedy = "use the run's own recipe or another --run"
-        raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
+        raise TcmError(f"{run} was started with another recipe ({'; '.join(differing)}); {remedy}")
 
 
 def _begun(stage: Path) -> bool:
@@ -283,7 +285,7 @@ def _noted_init(given: str | None, run: Path) -> str | None:
     path = run / INIT_FILE
     noted = path.read_text("utf-8") if path.exists() else given
     if given not in (None, noted):
-        raise TcmError(f"{run} was begun with --init {noted} and not {given}; leave --init out or use another --run")
+        raise TcmError(f"{run} was started with --init {noted}, not {given}; leave out --init or use another --run")
     return noted
 
 
@@ -299,16 +301,18 @@ def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
     """Check that the data is what the recipe says; returns the condition that the network is given."""
     if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, but image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
     expected = condition_of(recipe)
     found = data.condition_kind if recipe.conditional or expected is not None else None
     if recipe.conditional and found is None:
-        raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
+        raise TcmError(
+            f"conditional=true, but data.path={recipe.data.path} has no labels; add labels or set conditional=false"
+        )
     if expected is not None and found != expected:
         has = "no labels" if found is None else found
-        raise TcmError(f"data.path={recipe.data.path} has {has}, and classes={recipe.classes}; correct it")
+        raise TcmError(f"data.path={recipe.data.path} has {has}, but classes={recipe.classes}; correct one of them")
     return found if recipe.conditional else None
 
 

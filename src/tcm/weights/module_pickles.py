@@ -71,7 +71,7 @@ def numpy_scalar(arguments: tuple[object, ...]) -> object:
         raise Refused("a numpy scalar without its type")
     code = dtype.arguments[0]
     if type(code) is not str or code not in NUMPY_SCALARS:
-        raise Refused("a numpy scalar that is no number")
+        raise Refused("a numpy scalar that is not a number")
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
     if order not in ("<", "|"):
         raise Refused("a numpy scalar that is not little-endian")
@@ -115,7 +115,7 @@ def tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for group in ("_parameters", "_buffers"):
         members = state.get(group)
         if members is not None and not isinstance(members, dict):
-            raise Refused(f"{shown(prefix)}{group}, which is no dict")
+            raise Refused(f"{shown(prefix)}{group}, which is not a dict")
         for name, tensor in (members or {}).items():
             if isinstance(tensor, Tensor):
                 yield f"{prefix}{name}", tensor

@@ -1,4 +1,4 @@
-"""How a network's weights are trained: the stage's keys for it, which a role may have for itself."""
+"""How a network's weights are trained: the stage's keys for it, which a role may set for itself."""
 
 from typing import Annotated, Literal
 
