@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
+from tcm.cli.data import Split
 from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
     str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
 ]
-Split = Annotated[str, typer.Option(help="The split of the data, if there are several.")]
 DetectorName = Annotated[str, typer.Option("--detector", help="inception, digits, or a TorchScript file.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
 
