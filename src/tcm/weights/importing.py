@@ -77,7 +77,8 @@ def import_checkpoint(
         raise TcmError(f"{path}: does not say what it was trained as; add --as diffusion, consistency or truncated")
     if (chosen == "truncated") != (t_prime is not None):
         raise TcmError(
-            f"--t-prime={t_prime} does not fit --as {chosen}; only a truncated model has a t', such as 1.0"
+            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model needs its t', such as 1.0, and no "
+            "other has one"
         )
     if t_prime is not None and not 0.002 < t_prime < 80:
         raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
