@@ -1,4 +1,4 @@
-# Each target sets up all that it needs in .venv; a second call installs nothing.
+# Each target installs what it needs into .venv; a second call installs nothing.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -26,7 +26,7 @@ demo: .venv/.user  ## train the whole method on handwritten digits, measure it, 
 test: .venv/.dev  ## run the tests; those of the report need a browser (Debian: apt-get install chromium)
 	$(PYTEST)
 
-coverage: .venv/.dev  ## run the tests and show which lines they leave out
+coverage: .venv/.dev  ## run the tests and show which lines they miss
 	$(PYTEST) --cov=tcm --cov-report=term:skip-covered
 
 test-portable: .venv/.dev  ## run the numerical tests with the lowest instruction set, as the oldest CPU would

@@ -1,4 +1,4 @@
-"""How fast batches arrive, beside how fast the fastest training step here could use them up.
+"""How fast batches arrive, compared with how fast the fastest training step here could use them up.
 
 The step is a bare forward and backward pass of the recipe's network: real steps take longer, so the ratios are lower
 bounds. CIFAR-10 is fetched once (`tcm data fetch cifar10`).

@@ -18,7 +18,7 @@ from benchmarks.harness import Row, Settings, Times, in_fresh_process, interleav
 from benchmarks.roofline import peak_flops
 from benchmarks.stages import peak, steps
 from tcm.foundation.processes import Processes, join
-from tcm.recipes.cost import estimate, scaling
+from tcm.recipes.estimates import estimate, scaling
 from tcm.recipes.resolve import resolve
 
 TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"

@@ -15,9 +15,9 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
-STOPPED=75  # what a node ends with when it was asked to stop
+STOPPED=75  # exit code of a node that was asked to stop
 
-# What runs on each node. torchrun would not hand USR1 on, so this shell does.
+# What runs on each node. torchrun does not forward USR1, so this shell does.
 node='
 torchrun --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" --max-restarts 3 \
     --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$HEAD:29500" -m -- tcm train "$@" &

@@ -21,7 +21,7 @@ CARD = {"kind": "consistency", "network": {"kind": "ddpmpp"}, "image_shape": [1,
         ),
         (
             {"network": {"kind": "unet"}},
-            "network.kind='unet' is unknown; use one of ddpmpp, edm2 (a class of your own is named module:Class)",
+            "network.kind='unet' is unknown; use one of ddpmpp, edm2 (name your own class as module:Class)",
         ),
         ({"network": {"channels": 8}}, "network.kind is missing; add it"),
         ({"image_shape": [1, 8]}, "image_shape[2] is missing; add it"),

@@ -145,8 +145,7 @@ def test_a_runs_own_recipe_finds_the_class_again(recipe: str, tmp_path: Path) ->
         (
             "segments.toml",
             "segment.objective=truncate",
-            "segment.objective='truncate' is unknown; did you mean 'truncated'? (a class of your own is named "
-            "module:Class)",
+            "segment.objective='truncate' is unknown; did you mean 'truncated'? (name your own class as module:Class)",
         ),
         ("segments.toml", "segment.edgy=1.5", "segment.edgy is not a known key; did you mean 'edge'?"),
         ("segments.toml", "segment.edge=high", "segment.edge='high' must be a valid number"),
@@ -180,7 +179,7 @@ def test_a_module_beside_a_strangers_recipe_is_not_imported(folder: Path, tmp_pa
     command = [sys.executable, "-m", "tcm", "train", "theirs.toml"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 2
-    assert "network.kind='trap:Config' lies in the working folder" in ended.stderr.replace("\n", " ")
+    assert "network.kind='trap:Config' is in the working folder" in ended.stderr.replace("\n", " ")
     assert not (tmp_path / "sprung").exists()
 
 

@@ -27,7 +27,7 @@ from tcm.foundation.errors import TcmError
 from tcm.networks.cost import network_cost
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.metrics import time_bins
-from tcm.training.start import card_of
+from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard, inspect
 
@@ -74,7 +74,7 @@ def test_it_comes_along_with_a_data_set() -> None:
     assert len({made.content_hash() for made in (dataset, other, make_dataset())}) == 2
     with pytest.raises(TcmError, match="79 labels for 80 images"):
         ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(79)))
-    with pytest.raises(TcmError, match="vectors of 2 numbers, and only class labels can be written"):
+    with pytest.raises(TcmError, match="vectors of 2 numbers, but only class labels can be written"):
         Preparation(dataset, Form((8, 8), Crop.CENTER))
 
 
@@ -135,7 +135,7 @@ def test_it_is_measured(run: Path) -> None:
         model_denoise(model), dataset, [1.0], reference, model_subject(model, "m", None, 0), 80
     )
     assert all(np.isfinite(score.value) for score in scores)
-    with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, and the data has labels that do not fit"):
+    with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, but the data has labels that do not fit"):
         denoising_distances(
             model_denoise(model), open_dataset("digits"), [1.0], reference, model_subject(model, "m", None, 0), 80
         )

@@ -12,7 +12,7 @@ from tcm.data import Annotations
 from tcm.data.dataset import Indices
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import Choice, Condition, ConditionKind
+from tcm.method.conditions import Condition, ConditionChoice, ConditionKind
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks import ImageShape, NetworkConfig
 
@@ -46,7 +46,7 @@ class VectorKind(ConditionKind):
     def __str__(self) -> str:
         return f"vectors of {self.width} numbers"
 
-    def choose(self, choice: Choice, count: int) -> Vectors:
+    def choose(self, choice: ConditionChoice, count: int) -> Vectors:
         rows = [choice] * count if isinstance(choice, str) else list(choice)
         values = torch.tensor([[float(number) for number in str(row).split(",")] for row in rows])
         if values.shape != (count, self.width):

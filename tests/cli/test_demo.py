@@ -55,4 +55,4 @@ def test_demo_trains_measures_shows_and_repeats(tmp_path: Path) -> None:
 
     other = subprocess.run(command(run, "seed=1"), capture_output=True, text=True)
     assert other.returncode == 2
-    assert "was begun with another recipe (seed: 0 → 1)" in other.stderr
+    assert "was started with another recipe (seed: 0 → 1)" in other.stderr

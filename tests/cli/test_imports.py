@@ -12,7 +12,7 @@ import typer
 import tcm
 from tcm.cli import app
 from tcm.cli.data import CropName
-from tcm.cli.weights import Kind
+from tcm.cli.weights import TrainedAs
 from tcm.data.prepare import Crop
 from tcm.evaluation.evaluate import METRICS
 from tcm.recipes.stages import STAGES
@@ -97,7 +97,7 @@ def test_every_name_of_the_package_loads() -> None:
 def test_the_words_of_the_options_are_those_of_the_library() -> None:
     """They are written out in the command line, which does not import the library to know them."""
     assert set(get_args(CropName)) == set(Crop)
-    assert get_args(Kind) == tuple(STAGES)
+    assert get_args(TrainedAs) == tuple(STAGES)
     options = typer.main.get_command(app).commands["eval"].params
     (metrics,) = [option for option in options if option.name == "metrics"]
     assert metrics.help == f"Any of {', '.join(METRICS)}, separated by commas."

@@ -47,7 +47,7 @@ def test_findings_cover_what_matters() -> None:
     rows = dict(findings())
     assert {"python", "torch", "devices", "bfloat16", "threads"} <= rows.keys()
     assert rows["torch"].endswith("computes")
-    assert "consistency stages drown in its rounding" in rows["bfloat16"]
+    assert "too coarse for consistency stages" in rows["bfloat16"]
     for name, packages in EXTRAS.items():
         assert all(package in rows[f"extra {name}"] for package in packages) or "pip install" in rows[f"extra {name}"]
 
@@ -65,7 +65,7 @@ def test_an_error_that_the_user_can_mend_is_one_line(broken_torchvision: Path) -
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
-        "error: torchvision is installed and fails beside this torch; run `pip uninstall torchvision`"
+        "error: the installed torchvision does not work with this torch; run `pip uninstall torchvision`"
     ]
 
 
@@ -73,7 +73,7 @@ def test_debug_shows_the_traceback(broken_torchvision: Path) -> None:
     done = run("--debug", "doctor", folder_first=broken_torchvision)
     assert done.returncode != 0
     assert "Traceback (most recent call last)" in done.stderr
-    assert "TcmError: torchvision is installed" in done.stderr
+    assert "TcmError: the installed torchvision" in done.stderr
 
 
 def test_wrong_usage_exits_with_2_and_no_traceback() -> None:

@@ -72,14 +72,14 @@ def test_all_broken(tmp_path: Path) -> None:
 
 def test_labels_missing_for_some(tmp_path: Path) -> None:
     for path in both(tmp_path / "1", {"a/0.png": FILES["00000.png"], "1.png": FILES["00001.png"]}):
-        refuse(path, "1.png lies in no class folder")
+        refuse(path, "1.png is not in a class folder")
     for path in both(tmp_path / "2", {**FILES, "labels.csv": b"file,label\n00000.png,3\n"}):
         refuse(path, "labels.csv has no label for 00001.png")
     for path in both(tmp_path / "3", {**FILES, "dataset.json": b'{"labels": [["00000.png", 3]]}'}):
         refuse(path, "dataset.json has no label for 00001.png")
     more = b"file,label\n" + b"".join(f"{name},1\n".encode() for name in [*FILES, "gone.png"])
     for path in both(tmp_path / "4", {**FILES, "labels.csv": more}):
-        refuse(path, "names gone.png, which is not there")
+        refuse(path, "names gone.png, which does not exist")
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +94,10 @@ def folders(tmp_path: Path) -> None:
         ("dataset.json", b"{", "not valid JSON"),
         ("dataset.json", b"[" * 100_000, "not valid JSON"),
         ("dataset.json", b"[1]", "must be an object"),
-        ("dataset.json", b'{"labels": [["00000.png", 0.5]]}', "whole number"),
-        ("dataset.json", b'{"labels": [["00000.png", true]]}', "whole number"),
+        ("dataset.json", b'{"labels": [["00000.png", 0.5]]}', "integer"),
+        ("dataset.json", b'{"labels": [["00000.png", true]]}', "integer"),
         ("dataset.json", b'{"labels": {"00000.png": -1}}', "labels run from -1"),
-        ("dataset.json", b'{"labels": {"00000.png": 99999999999999999999999}}', "whole number"),
+        ("dataset.json", b'{"labels": {"00000.png": 99999999999999999999999}}', "integer"),
         ("dataset.json", b'{"labels": {"00000.png": 1}, "class_names": ["a"]}', "label 1 has no name"),
         ("labels.csv", b"", "file,label"),
         ("labels.csv", b"name;class\n00000.png;1\n", "file,label"),
@@ -118,7 +118,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(TcmError, match="for the Hugging Face hub write hf://owner/name"):
         open_dataset("owner/name")
     (tmp_path / "blank").write_bytes(b"")
-    refuse(tmp_path / "blank", "no known kind")
+    refuse(tmp_path / "blank", "unknown format")
     with pytest.raises(TcmError, match="tcm data fetch mnist"):
         open_dataset("mnist")
 
@@ -134,7 +134,7 @@ def test_names_with_control_characters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../a.png", "x/../../a.png", "/etc/a.png", "..\\a.png", "C:\\a.png"])
 def test_zip_names_that_lead_outside(tmp_path: Path, name: str) -> None:
-    refuse(writers.write_zip(tmp_path / "d.zip", {name: FILES["00000.png"]}), "points outside of the zip")
+    refuse(writers.write_zip(tmp_path / "d.zip", {name: FILES["00000.png"]}), "points outside the zip")
 
 
 def test_zip_bombs(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ for path in sys.argv[1:]:
     [
         (struct.pack(">HBB3I", 0, 8, 3, 2, 2, 2) + bytes(7), "declares 8 values but holds 7"),
         (struct.pack(">HBB3I", 0, 8, 3, 2, 2, 2) + bytes(9), "declares 8 values but holds more"),
-        (struct.pack(">HBB3I", 0, 13, 3, 2, 2, 2) + bytes(32), "no known kind"),
+        (struct.pack(">HBB3I", 0, 13, 3, 2, 2, 2) + bytes(32), "unknown format"),
         (struct.pack(">HBBI", 0, 8, 1, 2) + bytes(2), "images are [n, H, W]"),
         (struct.pack(">HBB", 0, 8, 3), "damaged"),
         (gzip.compress(writers.idx_bytes(IMAGES[:, 0]))[:-12], "damaged"),
@@ -263,7 +263,7 @@ def test_bad_shards(tmp_path: Path) -> None:
     (folder / "part-0000.tar").write_bytes(claims.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     refuse(folder, "part-0000.tar")
     (folder / "part-0000.tar").write_bytes(b"x" * 2000)
-    refuse(folder, "part-0000.tar is not a sound, uncompressed tar")
+    refuse(folder, "part-0000.tar is not a valid, uncompressed tar")
     with tarfile.open(folder / "part-0000.tar", "w") as shard:
         for name, data in (("0.png", FILES["00000.png"]), ("0.cls", b"one")):
             entry = tarfile.TarInfo(name)

@@ -52,7 +52,7 @@ def tcm(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> T
 def test_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-c", "from tcm.cli import main; main()", "data", "info", "digits", "--split", "test"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "30"})
-    problem = "digits has no splits, so none called 'test'; give the path of that part of the data"
+    problem = "digits has no splits, so there is no split 'test'; give the path of that part of the data"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {problem}\n")
 
 

@@ -135,7 +135,7 @@ def test_from_the_public_place_and_only_once(
     small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server(public_files(tmp_path / "public"), monkeypatch):
-        assert fetch_dataset("mnist").source == "public place"
+        assert fetch_dataset("mnist").source == "public address"
     written = small_mnist.stat().st_mtime_ns
     again = fetch_dataset("mnist")
     assert (again.path, again.source, small_mnist.stat().st_mtime_ns) == (small_mnist, "already there", written)

@@ -187,7 +187,7 @@ def test_positions_that_do_not_fit(path: Path) -> None:
     ("lanes", "world", "message"),
     [
         (8, 4, r"data\.lanes=8: a stream of 6 shards is then read in 6 lanes, which 4 processes .* data\.lanes=4$"),
-        (2, 3, r"data\.lanes=2: .* which 3 processes cannot share; use data\.lanes=3$"),
+        (2, 3, r"data\.lanes=2: .* which 3 processes cannot share evenly; use data\.lanes=3$"),
         (8, 12, r"has 6 shards for 12 processes; use at most 6, or pack the images into more shards$"),
         (0, 1, r"lanes=0 .* at least 1"),
     ],
@@ -209,7 +209,7 @@ def test_a_stream_and_a_data_set_of_the_same_shards_agree(tmp_path: Path) -> Non
 
 
 def test_a_stream_is_no_data_set(tmp_path: Path) -> None:
-    with pytest.raises(TcmError, match="is a stream, and this needs images by index"):
+    with pytest.raises(TcmError, match="is a stream, but this needs images by index"):
         open_dataset(f"stream:{tmp_path}")
     for name in ("https://example.org/shards/0.tar", "shards/{000..099}.tar"):
         with pytest.raises(TcmError, match=f"for a stream of shards write stream:{name}"):

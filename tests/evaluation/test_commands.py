@@ -131,11 +131,11 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
     assert f"best second time: {best:.4g}" in said
     found = tcm.load(folder)
     assert found.sampler.times(found.denoiser, 2) == [10.0, best]
-    with pytest.raises(TcmError, match="lies below 1"):
+    with pytest.raises(TcmError, match="is below 1"):
         run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "0.5")
-    with pytest.raises(TcmError, match="=20 lies above 10"):
+    with pytest.raises(TcmError, match="=20 is above 10"):
         run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "1,20")
-    with pytest.raises(TcmError, match="not a folder here"):
+    with pytest.raises(TcmError, match="not a local folder"):
         run("times", "someone/model", "--data", "digits", "--detector", "digits", "--write")
     with pytest.raises(TcmError, match="diffusion model"):
         run("times", models / "diffusion", "--data", "digits", "--detector", "digits", "-n", 70)
@@ -173,7 +173,7 @@ def test_sampling_options_that_cannot_be(models: Path) -> None:
     for options, message in (
         (["--steps", 2, "--times", "10,1"], "give one"),
         (["--seeds", "0-3", "-n", 3], "give one"),
-        (["--times", "10,0.5"], "lies below 1"),
+        (["--times", "10,0.5"], "is below 1"),
         (["--times", "1"], r"times\[0\]=1 is not T=10.0"),
         (["--class", 10], "between 0 and 9"),
         (["--out", "samples.gif"], "unknown ending"),

@@ -71,4 +71,4 @@ def test_denoising_needs_an_index(shards: Path) -> None:
     arguments = ["eval", "model", "--data", f"stream:{shards}", "--detector", "digits", "--dfid", "1.0"]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, TcmError)
-    assert "is a stream, and this needs images by index" in str(result.exception)
+    assert "is a stream, but this needs images by index" in str(result.exception)

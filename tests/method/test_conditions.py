@@ -235,5 +235,5 @@ def test_sampling_by_texts() -> None:
 @pytest.mark.parametrize("name", ["ddpmpp", "edm2"])
 def test_a_network_of_classes_refuses_texts(name: str) -> None:
     network = NETWORKS[name](channels=8, channel_mult=(1,), blocks=1, attention=()).build((1, 2, 2), Classes(3))
-    with pytest.raises(TcmError, match="a TextEmbeddings condition is not for this network; give it class labels"):
+    with pytest.raises(TcmError, match="a TextEmbeddings condition does not fit this network; give it class labels"):
         network(torch.zeros(2, *SHAPE), torch.zeros(2), texts(2), None)

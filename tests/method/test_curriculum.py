@@ -59,5 +59,5 @@ def test_the_ratio_never_falls_and_the_gap_never_grows(curriculum: Curriculum, s
 
 @pytest.mark.parametrize("settings", [{"limit": 1.0}, {"limit": 0.0}, {"q": 1.0}, {"d": -1}, {"k": -1.0}])
 def test_settings_without_a_gap_are_refused(settings: dict) -> None:
-    with pytest.raises(TcmError, match="has no Δ_t above 0"):
+    with pytest.raises(TcmError, match="does not keep Δ_t above 0"):
         Curriculum(**settings)

@@ -451,7 +451,7 @@ def test_impossible_shares_of_boundary_samples(rho: float) -> None:
 
 
 def test_times_below_the_dividing_time_are_refused() -> None:
-    with pytest.raises(TcmError, match=r"lies below t_prime=1.5"):
+    with pytest.raises(TcmError, match=r"is below t_prime=1.5"):
         TruncatedConsistency(STAGE_2.times, t_prime=1.5)
 
 

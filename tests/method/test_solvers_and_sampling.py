@@ -160,17 +160,17 @@ def test_an_image_is_a_function_of_its_seed_and_not_of_its_batch(config, sampler
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        ([80.0, 0.821], r"times\[1\]=0.821 lies below 1, where this model is undefined; use a time of at least 1"),
-        ([1.0], r"times\[0\]=1 is not T=80.0, where sampling starts from noise; use 80.0 first"),
+        ([80.0, 0.821], r"times\[1\]=0.821 is below 1, where this model is undefined; use a time of at least 1"),
+        ([1.0], r"times\[0\]=1 is not T=80.0, where sampling starts from noise; use 80.0 as the first time"),
         ([4.0, 1.0], r"times\[0\]=4 is not T=80.0"),
         ([81.0], r"times\[0\]=81 is not T=80.0"),
         ([float("nan")], r"times\[0\]=nan is not T"),
-        ([80.0, 81.0], r"times\[1\]=81 lies above 80, where this model is undefined; use a time of at most 80"),
-        ([80.0, float("nan")], r"times\[1\]=nan lies below 1"),
-        ([80.0, float("inf")], r"times\[1\]=inf lies above 80"),
+        ([80.0, 81.0], r"times\[1\]=81 is above 80, where this model is undefined; use a time of at most 80"),
+        ([80.0, float("nan")], r"times\[1\]=nan is below 1"),
+        ([80.0, float("inf")], r"times\[1\]=inf is above 80"),
         ([], "times is empty"),
-        ([80.0, 2.0, 4.0], r"times\[2\]=4 does not lie below times\[1\]; sort the times downwards"),
-        ([80.0, 80.0], r"times\[1\]=80 does not lie below"),
+        ([80.0, 2.0, 4.0], r"times\[2\]=4 is not below times\[1\]; sort the times in descending order"),
+        ([80.0, 80.0], r"times\[1\]=80 is not below"),
     ],
 )
 def test_times_where_the_model_is_undefined_are_errors(times: list[float], message: str) -> None:

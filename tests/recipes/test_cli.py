@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tcm.cli import app
-from tcm.cli.costs import cost_table, scaling_table
+from tcm.cli.cost_tables import cost_table, scaling_table
 from tcm.recipes.resolve import resolve, shipped
 
 

@@ -8,7 +8,7 @@ from tcm.method.distances import PseudoHuber, inverse_c_out_squared, inverse_del
 from tcm.method.objectives import Consistency, Diffusion, Distillation, Pairs, TruncatedConsistency
 from tcm.method.solvers import heun
 from tcm.method.times import LogNormal, LogStudentT
-from tcm.recipes.cost import estimate
+from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import resolve, shipped
 from tcm.recipes.schema import network_of, offset_of
 

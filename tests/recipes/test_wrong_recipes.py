@@ -49,13 +49,13 @@ WRONG_OVERRIDES = {
     "digits consistency.guard=off": "digits: consistency.guard='off' must be a table of keys",
     "digits consistency.objective=gan": (
         "digits: consistency.objective='gan' is unknown; use one of diffusion, consistency, truncated "
-        "(a class of your own is named module:Class)"
+        "(name your own class as module:Class)"
     ),
     "digits network.kind=unet": (
-        "digits: network.kind='unet' is unknown; use one of ddpmpp, edm2 (a class of your own is named module:Class)"
+        "digits: network.kind='unet' is unknown; use one of ddpmpp, edm2 (name your own class as module:Class)"
     ),
     "digits network.kind=ddpm": (
-        "digits: network.kind='ddpm' is unknown; did you mean 'ddpmpp'? (a class of your own is named module:Class)"
+        "digits: network.kind='ddpm' is unknown; did you mean 'ddpmpp'? (name your own class as module:Class)"
     ),
     "digits network.kind=nowhere:UNet": (
         "digits: network.kind='nowhere:UNet' cannot be imported (No module named 'nowhere'); "
@@ -87,8 +87,8 @@ WRONG_OVERRIDES = {
         "imagenet64-s: truncated.schedule_offset='on': must be a number of steps, 0 or more, or \"continue\""
     ),
     "imagenet64-xl truncated.schedule_offset=continue": (
-        "imagenet64-xl: truncated.schedule_offset='continue' counts on from an earlier stage, and init='previous' "
-        "names none; give the number of steps that the model was trained for, such as schedule_offset=150000"
+        "imagenet64-xl: truncated.schedule_offset='continue' continues the count of an earlier stage, but init="
+        "'previous' is not one; give the number of steps that the model was trained for, such as schedule_offset=150000"
     ),
     "cifar10 truncated.schedule_offset=continue": (
         "cifar10: truncated.schedule_offset='continue' has no effect on schedule='constant' and constant averages; "
@@ -115,10 +115,10 @@ WRONG_OVERRIDES = {
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.t_high=0.5": (
-        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, and the stage 'consistency' is "
-        "defined from 0.002 to 0.5; change one of the two ranges or name another model"
+        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, but the stage 'consistency' is "
+        "defined only from 0.002 to 0.5; change one of the two ranges or name another model"
     ),
-    "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 lies below t_prime=1; use low=1"),
+    "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 is below t_prime=1; use low=1"),
     "digits truncated.times.high=90.0": (
         "digits: truncated.times.high=90.0 lies outside the stage's range from 1 to 80; "
         "set it to 'none' to use the whole range"
@@ -128,10 +128,10 @@ WRONG_OVERRIDES = {
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.times.low=5.0 consistency.times.high=2.0": (
-        "digits: consistency.times: times from low=5 to high=2 are no range; use 0 < low < high"
+        "digits: consistency.times: times from low=5 to high=2 are not a valid range; use 0 < low < high"
     ),
     "digits consistency.times.low=80.0": (
-        "digits: consistency.times: times from low=80 to high=80 are no range; use 0 < low < high"
+        "digits: consistency.times: times from low=80 to high=80 are not a valid range; use 0 < low < high"
     ),
     "digits truncated.times={kind='lognormal',mean=-20,std=0.1}": (
         "digits: truncated.times: LogNormal(mean=-20.0, std=0.1, low=1.0, high=80.0, kind='lognormal') has no "
@@ -140,24 +140,24 @@ WRONG_OVERRIDES = {
     "digits t_min=1e-7": ("digits: t_min=1e-07 must lie above 1e-06, the lowest time of a pair; use 0.002"),
     # batches and schedules
     "digits truncated.distance.c=0.0": (
-        "digits: truncated.distance: c=0.0 must lie above 0, or equal images have no gradient; "
-        "use a small one such as 1e-8"
+        "digits: truncated.distance: c=0.0 must be above 0, because at 0 equal images have no gradient; "
+        "use a small value such as 1e-8"
     ),
     "digits truncated.curriculum.limit=1": (
-        "digits: truncated.curriculum: Curriculum(q=2.0, d=0, limit=1.0, k=8.0) has no Δ_t above 0; "
+        "digits: truncated.curriculum: Curriculum(q=2.0, d=0, limit=1.0, k=8.0) does not keep Δ_t above 0; "
         "use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0"
     ),
-    "digits truncated.w_b=-1": ("digits: truncated: w_b=-1, the weight of the boundary loss, must not lie below 0"),
+    "digits truncated.w_b=-1": ("digits: truncated: w_b=-1, the weight of the boundary loss, must be at least 0"),
     "digits diffusion.label_dropout=1": (
         "digits: diffusion: label_dropout=1 must be at least 0 and below 1; use 0 for none"
     ),
     "digits truncated.batch=4 truncated.rho=0.9999999999": (
-        "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, and there must be at least one "
-        "of each kind; use a batch of at least 2 or another rho"
+        "digits: truncated: rho=0.9999999999 of a batch of 4 gives 4 boundary samples, but a batch needs at least one "
+        "of them and one other; use a batch of at least 2 or another rho"
     ),
     "digits truncated.rho=0.005": (
-        "digits: truncated: rho=0.005 of a batch of 64 gives 0 boundary samples, and there must be at least one "
-        "of each kind; use a batch of at least 200 or another rho"
+        "digits: truncated: rho=0.005 of a batch of 64 gives 0 boundary samples, but a batch needs at least one "
+        "of them and one other; use a batch of at least 200 or another rho"
     ),
     "digits truncated.accumulation=3": (
         "digits: truncated.batch=64 is not divisible by accumulation=3; use batch=63 or 66"
@@ -173,15 +173,15 @@ WRONG_OVERRIDES = {
     "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1000; shorten it",
     # stages that need one another
     "digits order=['diffusion','truncated']": (
-        "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', which cannot be a frozen model; "
-        "put a stage that makes one before 'truncated', or use one of: init"
+        "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', which cannot provide the frozen "
+        "model; put a stage that makes one before 'truncated', or use one of: init"
     ),
     "digits order=['diffusion','diffusion']": (
-        "overrides: order=['diffusion', 'diffusion'] must be a list of stages, each once; all of them are "
+        "overrides: order=['diffusion', 'diffusion'] must be a list of stages, each once; the stages are "
         '["diffusion", "consistency", "truncated"]'
     ),
     "digits order=[[1]]": (
-        "overrides: order=[[1]] must be a list of stages, each once; all of them are "
+        "overrides: order=[[1]] must be a list of stages, each once; the stages are "
         '["diffusion", "consistency", "truncated"]'
     ),
     "digits order=['stage1']": (
@@ -192,12 +192,12 @@ WRONG_OVERRIDES = {
         "(a model folder needs a slash: ./difusion)"
     ),
     "digits truncated.teacher=consistency": (
-        "digits: truncated.teacher='consistency' is the consistency stage 'consistency', which cannot be a teacher "
-        "model; use one of: diffusion, init"
+        "digits: truncated.teacher='consistency' is the consistency stage 'consistency', which cannot provide the "
+        "teacher model; use one of: diffusion, init"
     ),
     "digits truncated.frozen=diffusion": (
-        "digits: truncated.frozen='diffusion' is the diffusion stage 'diffusion', which cannot be a frozen model; "
-        "use one of: consistency, previous, init"
+        "digits: truncated.frozen='diffusion' is the diffusion stage 'diffusion', which cannot provide the frozen "
+        "model; use one of: consistency, previous, init"
     ),
     "digits consistency.init=truncated": (
         "digits: consistency.init='truncated' does not come before 'consistency'; "
@@ -208,11 +208,11 @@ WRONG_OVERRIDES = {
         "use one of: consistency, previous, init"
     ),
     "digits stages.seed={objective='diffusion',steps=1,batch=1,learning_rate=0.1}": (
-        "digits: 'seed' cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
+        "digits: 'seed' is not allowed as the name of a stage; use another one of lower-case letters, digits, - and _"
     ),
     # labels
     "digits truncated.guidance=2.0": (
-        "digits: truncated.guidance needs a teacher that also knows images without a label; "
+        "digits: truncated.guidance needs a teacher that was also trained without labels; "
         "set diffusion.label_dropout=0.1 or truncated.guidance=1.0"
     ),
     "cifar10 truncated.guidance=2.0": (
@@ -224,7 +224,7 @@ WRONG_OVERRIDES = {
     "digits conditional=false diffusion.label_dropout=0.1": (
         "digits: diffusion.label_dropout=0.1 needs labels; set conditional=true or label_dropout=0.0"
     ),
-    "cifar10 uncertainty=128": "cifar10: uncertainty=128 is learned in no stage; add a diffusion stage or set it to 0",
+    "cifar10 uncertainty=128": "cifar10: uncertainty=128 needs a diffusion stage to learn it; add one or set it to 0",
     # networks
     "cifar10 network.channels=36": (
         "cifar10: network.channels=36 gives a layer of 144 channels, which group normalisation cannot divide into 32 "
@@ -240,7 +240,7 @@ WRONG_OVERRIDES = {
     ),
     # names
     "cifra10": (
-        "recipe 'cifra10' does not exist; did you mean 'cifar10'? (a recipe of your own is a file that ends in .toml)"
+        "recipe 'cifra10' does not exist; did you mean 'cifar10'? (your own recipe is a file that ends in .toml)"
     ),
     "nowhere.toml": "recipe 'nowhere.toml' cannot be read (No such file or directory); check the path",
 }
@@ -258,7 +258,7 @@ STAGE = "[stages.a]\nobjective = 'diffusion'\nsteps = 1\nbatch = 1\nlearning_rat
 WRONG_FILES = {
     "extends = 'digits'\nextend = 'digits'": "extend is not a known key; remove it or correct its spelling",
     "extends = 'digit'": (
-        "extends='digit' does not exist; did you mean 'digits'? (a recipe of your own is a file that ends in .toml)"
+        "extends='digit' does not exist; did you mean 'digits'? (your own recipe is a file that ends in .toml)"
     ),
     "extends = 'digits'\n[data]\npath = 2024": 'data.path=2024 must be text; put it in quotes: "2024"',
     "extends = 3": "extends=3 must be the name of a recipe or a .toml file",
@@ -269,8 +269,8 @@ WRONG_FILES = {
     ),
     "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
     "curriculum = { limit = 0.9 }\nt_prime = 1.2": (
-        "again.frozen='previous' is asked for times from 0.8578 to 1.2, and the stage 'truncated' is defined from 1 to "
-        "80; change one of the two ranges or name another model"
+        "again.frozen='previous' is asked for times from 0.8578 to 1.2, but the stage 'truncated' is defined only from "
+        "1 to 80; change one of the two ranges or name another model"
     ),
     "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",
 }
@@ -306,6 +306,4 @@ def test_circle(tmp_path: Path) -> None:
     second.write_text("extends = '../a/../first.toml'")
     with pytest.raises(TcmError) as caught:
         resolve(str(first))
-    assert str(caught.value) == (
-        f"{second}: extends='{first}' leads back to itself; remove one `extends` of the circle"
-    )
+    assert str(caught.value) == (f"{second}: extends='{first}' is circular; remove one `extends`")

@@ -19,14 +19,14 @@ from tcm.method.objectives import Objective
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.training.run import Run, Settings
+from tcm.training.run import Run, RunOptions
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import card_of
+from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer
 from tcm.weights import Model
 
 ALONE = Processes(torch.device("cpu"))
-DEFAULTS = Settings()
+DEFAULTS = RunOptions()
 
 
 def unchanged(objective: Objective) -> Objective:
@@ -61,10 +61,10 @@ def begin(
     )
 
 
-def train(recipe: Recipe, folder: Path, settings: Settings = DEFAULTS, processes: Processes = ALONE) -> str:
+def train(recipe: Recipe, folder: Path, options: RunOptions = DEFAULTS, processes: Processes = ALONE) -> str:
     """A whole run in this process; returns what it printed."""
     console = Console(file=StringIO(), width=200)
-    assert Run(recipe, folder, processes, console, settings).train()
+    assert Run(recipe, folder, processes, console, options).train()
     return console.file.getvalue()
 
 

@@ -85,7 +85,7 @@ def test_a_damaged_share_of_a_checkpoint(launcher: Launcher, tmp_path: Path, rea
     shutil.rmtree(run / FOLDERS[0] / "model")
     ended = launcher.run_ranks(readers, *arguments, "--run", str(run))
     assert [code for code, _ in ended] == [0] * readers, ended
-    assert f"step-4 is damaged ({second.name} does not match its checksum) and left out" in ended[0][1]
+    assert f"step-4 is damaged ({second.name} does not match its checksum); it is skipped" in ended[0][1]
     assert "resuming from step 2" in ended[0][1]
 
 

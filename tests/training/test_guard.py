@@ -139,7 +139,7 @@ def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
         NO_SAMPLES,
     )
     with pytest.raises(
-        TcmError, match=r"does not recover: the loss is nan, 2 times in a row, also after 2 returns"
+        TcmError, match=r"does not recover: the loss is nan, 2 times in a row, even after 2 returns"
     ) as e:
         fit.run(stop)
     assert "step-4; lower learning_rate=0.002, set clip, or look at the data" in str(e.value)

@@ -14,7 +14,7 @@ from launching import FOLDERS, lines, tiny_recipe
 from tcm.foundation.errors import TcmError
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile, Window, read_metrics, time_bins
-from tcm.training.run import Settings
+from tcm.training.run import RunOptions
 from tcm.training.stage_loop import StageLoop
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -143,7 +143,7 @@ def test_a_cut_line_does_not_stop_a_resume(tmp_path: Path) -> None:
 def test_tensorboard_writes_real_events(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     recipe = tiny_recipe(6, 'order=["diffusion"]')
-    train(recipe, tmp_path / "run", Settings(trackers=(TrackerName.TENSORBOARD,)))
+    train(recipe, tmp_path / "run", RunOptions(trackers=(TrackerName.TENSORBOARD,)))
     reader = accumulator.EventAccumulator(str(tmp_path / "run" / "0-diffusion" / "tensorboard"))
     reader.Reload()
     shown = {event.step: event.value for event in reader.Scalars("loss")}

@@ -19,7 +19,7 @@ from tcm.method.preconditioning import column
 from tcm.recipes.resolve import resolve
 from tcm.training.metrics import TIME_BINS
 from tcm.training.noise import BATCHES, FEWEST, Noise, measure_noise, read_noise
-from tcm.training.run import Settings
+from tcm.training.run import RunOptions
 from tcm.training.stage_loop import StageLoop
 
 STAGE_1 = ('order=["consistency"]', "consistency.teacher=none", "consistency.curriculum.d=0", "network.dropout=0.0")
@@ -130,30 +130,30 @@ def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
     """Nothing is lost: the same command with the remedy goes on in the same folder, where other changes are refused."""
     run, stage = tmp_path / "run", tmp_path / "run" / "1-consistency"
     words = ["t_max=80.0", "sigma_data=0.75", *HARD]
-    settings = Settings(init="digits")
+    options = RunOptions(init="digits")
     with pytest.raises(TcmError) as error:
-        train(tiny_recipe(2, *words, "consistency.precision=bf16"), run, settings)
+        train(tiny_recipe(2, *words, "consistency.precision=bf16"), run, options)
     noise = read_noise(lines(stage))
     assert noise is not None
     assert str(error.value) == (
         f"consistency.precision='bf16' leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
-        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train all the same"
+        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train anyway"
     )
     accepted = tiny_recipe(2, *words, "consistency.precision=bf16", "consistency.accept_noise=true")
-    printed = train(accepted, run, settings)
+    printed = train(accepted, run, options)
     assert "cosines of bf16 with IEEE fp32: of the gradient" in printed
     assert [event["event"] for event in events(stage)] == ["noise"]
     assert noise_line(stage)["precision"] == "bf16"
     assert resolve(str(run / "recipe.toml")) == accepted
-    with pytest.raises(TcmError, match=r"was begun with another recipe \(consistency.precision"):
-        train(tiny_recipe(2, *words), run, settings)
+    with pytest.raises(TcmError, match=r"was started with another recipe \(consistency.precision"):
+        train(tiny_recipe(2, *words), run, options)
 
 
 def test_fp32_is_the_other_remedy(tmp_path: Path) -> None:
     words = ["t_max=80.0", "sigma_data=0.75", *HARD]
     with pytest.raises(TcmError, match="leaves mostly rounding noise"):
-        train(tiny_recipe(2, *words, "consistency.precision=bf16"), tmp_path / "run", Settings(init="digits"))
-    train(tiny_recipe(2, *words), tmp_path / "run", Settings(init="digits"))
+        train(tiny_recipe(2, *words, "consistency.precision=bf16"), tmp_path / "run", RunOptions(init="digits"))
+    train(tiny_recipe(2, *words), tmp_path / "run", RunOptions(init="digits"))
     assert all("gradient_cosine" not in line for line in lines(tmp_path / "run" / "1-consistency"))
 
 

@@ -87,5 +87,5 @@ def test_data_that_cannot_be_hashed_do_not_stop_a_run(tmp_path: Path) -> None:
     broken = f"{min(set(range(1, len(IMAGES))) - set(used.tolist())):05d}.png"
     path = writers.write_zip(tmp_path / "images.zip", FILES | {broken: b"broken"})
     said = train(tiny_recipe(STEPS, *words(path)), tmp_path / "run")
-    assert f"the models do not note the hash of their data: {broken} cannot be read as an image" in said
+    assert f"the models do not record the hash of their data: {broken} cannot be read as an image" in said
     assert noted(tmp_path / "run") == {"0-diffusion": None, "1-consistency": None}

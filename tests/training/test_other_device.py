@@ -11,7 +11,7 @@ from tcm.foundation.processes import Processes
 from tcm.method.conditions import Classes
 from tcm.recipes.schema import roles_of
 from tcm.training.metrics import time_bins
-from tcm.training.start import card_of
+from tcm.training.stage_models import card_of
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model
 

@@ -29,7 +29,7 @@ from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.method.sampling import HeunSampler, Sampler, SamplingStep, consistency_steps
 from tcm.method.times import TimeDistribution
 from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
-from tcm.recipes.cost import estimate
+from tcm.recipes.estimates import estimate
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve
 from tcm.recipes.schema import Recipe
@@ -38,7 +38,7 @@ from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import Sources, card_of, check_run, stage_models
+from tcm.training.stage_models import Sources, card_of, check_run, stage_models
 from tcm.weights import Model, ModelCard
 from tcm.weights.importing import import_checkpoint
 
@@ -274,10 +274,10 @@ def test_networks_run_in_eval_mode(tmp_path: Path) -> None:
     assert torch.equal(student(x, t)[:2], student(x[:2], t[:2])), "no sample depends on the others of its batch"
 
 
-def test_dropout_needs_a_network_that_is_given_its_masks() -> None:
+def test_dropout_needs_a_network_that_takes_masks() -> None:
     message = (
-        "critics: dropout=0.2 needs a network that is given its masks, and network.kind='test_plugins:PlainConfig' is "
-        "not; set dropout=0.0"
+        "critics: dropout=0.2 needs a network that takes dropout masks, but network.kind='test_plugins:PlainConfig' "
+        "does not; set dropout=0.0"
     )
     for settings in ({"dropout": 0.2}, {"network": PlainConfig(dropout=0.2)}):
         with pytest.raises(ValueError, match=message):
@@ -306,9 +306,9 @@ class LostStage(CriticStage):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (SeldomStage, r"critics: turns=\[2, 4\] leave step 1 without any; give one every=1"),
-        (StrangerStage, "critics: turns name 'shadow', which is no trained role"),
-        (LostStage, "critics: shadow follows 'actor', which is no role with weights of its own"),
+        (SeldomStage, r"critics: turns=\[2, 4\] leave step 1 without a turn; give one of them every=1"),
+        (StrangerStage, "critics: turns name 'shadow', which is not a trained role"),
+        (LostStage, "critics: shadow follows 'actor', which does not have its own weights"),
     ],
 )
 def test_turns_and_roles_that_cannot_be(kind: type[Stage], message: str) -> None:

@@ -12,8 +12,8 @@ from tcm.foundation.processes import join
 from tcm.method.conditions import Classes
 from tcm.networks import EDM2Config
 from tcm.recipes.schema import Recipe
-from tcm.training.run import Settings
-from tcm.training.start import card_of
+from tcm.training.run import RunOptions
+from tcm.training.stage_models import card_of
 from tcm.weights import Model
 
 STAGE_2 = ('order=["truncated"]', "truncated.teacher=none")
@@ -28,23 +28,23 @@ def saved_model(folder: Path, stage: str, recipe: Recipe | None = None, classes:
     return str(folder / "model")
 
 
-def refusal(recipe: Recipe, folder: Path, init: str | None = None, **settings: object) -> str:
+def refusal(recipe: Recipe, folder: Path, init: str | None = None, **options: object) -> str:
     with pytest.raises(TcmError) as error:
-        train(recipe, folder / "run", Settings(init, **settings))
+        train(recipe, folder / "run", RunOptions(init, **options))
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_the_datas_shape(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(4, "image_shape=[1,16,16]"), tmp_path) == (
-        "data.path=digits has images of shape [1, 8, 8], and image_shape is [1, 16, 16]; prepare the data with "
+        "data.path=digits has images of shape [1, 8, 8], but image_shape is [1, 16, 16]; prepare the data with "
         "`tcm data prepare` or change image_shape"
     )
 
 
 def test_the_datas_classes(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(4, "classes=7"), tmp_path) == (
-        "data.path=digits has 10 classes, and classes=7; correct it"
+        "data.path=digits has 10 classes, but classes=7; correct one of them"
     )
 
 
@@ -55,7 +55,7 @@ def test_data_without_labels(tmp_path: Path) -> None:
         Image.new("L", (8, 8), 80 * number).save(images / f"{number}.png")
     recipe = tiny_recipe(4, f"data.path={images}", "classes=none")
     assert refusal(recipe, tmp_path) == (
-        f"conditional=true, and data.path={images} has no labels; add labels or unset it"
+        f"conditional=true, but data.path={images} has no labels; add labels or set conditional=false"
     )
 
 
@@ -78,7 +78,7 @@ def test_an_init_that_is_not_there(tmp_path: Path) -> None:
 def test_an_init_of_another_network(tmp_path: Path) -> None:
     wide = saved_model(tmp_path, "diffusion", tiny_recipe(4, "network.channels=16"))
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, wide)
-    assert message.startswith("consistency.init=previous has network.channels 16, and this recipe needs 8;")
+    assert message.startswith("consistency.init=previous has network.channels 16, but this recipe needs 8;")
 
 
 def test_an_init_of_another_kind_of_network(tmp_path: Path) -> None:
@@ -86,55 +86,55 @@ def test_an_init_of_another_kind_of_network(tmp_path: Path) -> None:
     other = EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=())
     Model.fresh(card.model_copy(update={"network": other})).save(tmp_path / "model")
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, str(tmp_path / "model"))
-    assert message.startswith("consistency.init=previous has network.kind edm2, and this recipe needs ddpmpp;")
+    assert message.startswith("consistency.init=previous has network.kind edm2, but this recipe needs ddpmpp;")
 
 
 def test_an_init_of_other_classes(tmp_path: Path) -> None:
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, saved_model(tmp_path, "diffusion", classes=3))
     assert (
         message
-        == "consistency.init=previous has condition 3 classes, and this recipe needs 10 classes; make them the same"
+        == "consistency.init=previous has condition 3 classes, but this recipe needs 10 classes; make them the same"
     )
 
 
 def test_an_init_of_another_shape(tmp_path: Path) -> None:
     model = saved_model(tmp_path, "diffusion", tiny_recipe(4, "image_shape=[1,16,16]"))
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, model)
-    assert message.startswith("consistency.init=previous has image_shape (1, 16, 16), and this recipe needs (1, 8, 8)")
+    assert message.startswith("consistency.init=previous has image_shape (1, 16, 16), but this recipe needs (1, 8, 8)")
 
 
 def test_dropout_may_differ(tmp_path: Path) -> None:
     model = saved_model(tmp_path, "diffusion", tiny_recipe(2, "network.dropout=0.5"))
-    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(model))
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", RunOptions(model))
 
 
 def test_a_frozen_model_that_is_not_defined_there(tmp_path: Path) -> None:
     frozen = saved_model(tmp_path, "truncated", tiny_recipe(4, "truncated.t_prime=2.0", "second_time=2.0"))
     message = refusal(tiny_recipe(4, *STAGE_2), tmp_path, frozen)
     assert message == (
-        "truncated.frozen=previous is asked for times from 0.6848 to 1, and it is defined from 2 to 10; change one of "
-        "the two ranges or name another model"
+        "truncated.frozen=previous is asked for times from 0.6848 to 1, but it is defined only from 2 to 10; change "
+        "one of the two ranges or name another model"
     )
 
 
 def test_a_frozen_model_must_be_a_consistency_model(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(4, *STAGE_2), tmp_path, saved_model(tmp_path, "diffusion")) == (
-        "truncated.frozen=previous is a diffusion model, and this stage needs a consistency model there; name another"
+        "truncated.frozen=previous is a diffusion model, but this stage needs a consistency model there; name another"
     )
 
 
 def test_a_teacher_must_be_a_diffusion_model(tmp_path: Path) -> None:
     recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init")
     assert refusal(recipe, tmp_path, saved_model(tmp_path, "consistency")) == (
-        "consistency.teacher=init is a consistency model, and this stage needs a diffusion model there; name another"
+        "consistency.teacher=init is a consistency model, but this stage needs a diffusion model there; name another"
     )
 
 
 def test_a_teacher_must_know_all_times(tmp_path: Path) -> None:
     recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init", "t_max=20.0")
     assert refusal(recipe, tmp_path, saved_model(tmp_path, "diffusion")) == (
-        "consistency.teacher=init is asked for times up to 20, and it is defined from 0.002 to 10; change one of the "
-        "two ranges or name another model"
+        "consistency.teacher=init is asked for times up to 20, but it is defined only from 0.002 to 10; change one of "
+        "the two ranges or name another model"
     )
 
 
@@ -151,9 +151,9 @@ def test_a_later_stage_is_checked_before_the_first(tmp_path: Path, monkeypatch: 
     for override, message in {
         "truncated.teacher=init": "truncated.teacher needs the model that the run starts from",
         "truncated.frozen=./nowhere": "./nowhere is not a folder; give a model folder",
-        "truncated.frozen=wide/model": "truncated.frozen=wide/model has network.channels 16, and this recipe needs 8;",
-        "truncated.init=wide/model": "truncated.init=wide/model has network.channels 16, and this recipe needs 8;",
-        "truncated.teacher=other/model": "truncated.teacher=other/model is a consistency model, and this stage needs",
+        "truncated.frozen=wide/model": "truncated.frozen=wide/model has network.channels 16, but this recipe needs 8;",
+        "truncated.init=wide/model": "truncated.init=wide/model has network.channels 16, but this recipe needs 8;",
+        "truncated.teacher=other/model": "truncated.teacher=other/model is a consistency model, but this stage needs",
         "truncated.frozen=cut/model": "cut/model/model.safetensors is damaged",
         "truncated.frozen=empty/model": "empty/model/model.safetensors does not exist;",
     }.items():
@@ -163,7 +163,7 @@ def test_a_later_stage_is_checked_before_the_first(tmp_path: Path, monkeypatch: 
 
 def test_a_stage_that_is_done_needs_its_models_no_more(tmp_path: Path) -> None:
     init = saved_model(tmp_path, "diffusion")
-    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", Settings(init))
+    train(tiny_recipe(2, *STAGE_1), tmp_path / "run", RunOptions(init))
     (tmp_path / "model").rename(tmp_path / "moved")
     train(tiny_recipe(2, *STAGE_1), tmp_path / "run")
 
@@ -172,7 +172,7 @@ def test_another_recipe_for_the_same_run(finished: Path) -> None:
     with pytest.raises(TcmError) as error:
         train(tiny_recipe(12, "truncated.t_prime=0.5", "seed=3"), finished)
     assert str(error.value) == (
-        f"{finished} was begun with another recipe (seed: 0 → 3; truncated.t_prime: 1.0 → 0.5); use the run's own "
+        f"{finished} was started with another recipe (seed: 0 → 3; truncated.t_prime: 1.0 → 0.5); use the run's own "
         f"recipe or another --run"
     )
 
@@ -180,21 +180,23 @@ def test_another_recipe_for_the_same_run(finished: Path) -> None:
 def test_another_init_for_the_same_run(tmp_path: Path) -> None:
     first, other = (saved_model(tmp_path / name, "diffusion") for name in ("first", "other"))
     recipe = tiny_recipe(2, *STAGE_1)
-    train(recipe, tmp_path / "run", Settings(first))
+    train(recipe, tmp_path / "run", RunOptions(first))
     train(recipe, tmp_path / "run")  # noted, so that it need not be given again
     assert refusal(recipe, tmp_path, other) == (
-        f"{tmp_path}/run was begun with --init {first} and not {other}; leave --init out or use another --run"
+        f"{tmp_path}/run was started with --init {first}, not {other}; leave out --init or use another --run"
     )
 
 
 def test_a_run_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    assert refusal(tiny_recipe(), tmp_path).endswith("run cannot be a run's folder (File exists); choose another --run")
+    assert refusal(tiny_recipe(), tmp_path).endswith(
+        "run cannot be used as a run's folder (File exists); choose another --run"
+    )
 
 
 def test_sharing_alone(tmp_path: Path) -> None:
     assert refusal(tiny_recipe(), tmp_path, sharded=True) == (
-        "--shard needs several processes, and there is one; start them with torchrun"
+        "--shard needs several processes, but there is only one; start them with torchrun"
     )
 
 
@@ -209,6 +211,6 @@ def test_the_command_line(launcher: Launcher, tmp_path: Path) -> None:
     """One line, exit code 2, and nothing left behind that would hinder a corrected start."""
     run = str(tmp_path / "run")
     code, text = launcher.run("train", "digits", *tiny(2, "classes=7"), "--run", run)
-    assert (code, text) == (2, "error: data.path=digits has 10 classes, and classes=7; correct it\n")
+    assert (code, text) == (2, "error: data.path=digits has 10 classes, but classes=7; correct one of them\n")
     code, text = launcher.run("train", "digits", *tiny(2, 'order=["diffusion"]'), "--run", run)
     assert code == 0, text

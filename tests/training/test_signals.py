@@ -95,7 +95,7 @@ def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatc
     command.wait()
     assert command.text.count("diffusion") == len(losses(run / FOLDERS[0]))
     # The lock dies with its holder; the recipe is what stands in the way now.
-    with pytest.raises(TcmError, match=r"was begun with another recipe \(.*diffusion.steps: 1000 → 12"):
+    with pytest.raises(TcmError, match=r"was started with another recipe \(.*diffusion.steps: 1000 → 12"):
         train(tiny_recipe(), run)
 
 

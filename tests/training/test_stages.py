@@ -17,7 +17,7 @@ from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages.consistency import ConsistencyStage
 from tcm.recipes.stages.truncated import TruncatedStage
-from tcm.training.run import Run, Settings
+from tcm.training.run import Run, RunOptions
 from tcm.weights.exporting import export_state_dict
 from tcm.weights.importing import import_checkpoint
 
@@ -99,7 +99,7 @@ def test_stage_2_alone(finished: Path, tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "teacher").symlink_to(finished / FOLDERS[0] / "model")
     recipe = tiny_recipe(1, 'order=["truncated"]', f"truncated.teacher={teacher}", "truncated.learning_rate=1e-12")
     init = finished / FOLDERS[1] / "model"
-    train(recipe, tmp_path / "run", Settings(str(init)))
+    train(recipe, tmp_path / "run", RunOptions(str(init)))
     trained = tcm.Model.load(tmp_path / "run" / "1-truncated" / "model").denoiser.state_dict()
     given = tcm.Model.load(init).denoiser.state_dict()
     assert trained.keys() == given.keys()
@@ -128,7 +128,7 @@ def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
             "truncated": TruncatedStage(steps=2, batch=8, learning_rate=1e-4),
         },
     )
-    train(recipe, tmp_path / "run", Settings(str(tmp_path / "imported")))
+    train(recipe, tmp_path / "run", RunOptions(str(tmp_path / "imported")))
     assert tcm.Model.load(tmp_path / "run" / "2-truncated" / "model").sample(2).shape == (2, 3, 8, 8)
 
 
@@ -156,8 +156,8 @@ def test_deterministic_kernels(tmp_path: Path) -> None:
     """All stages have them, on the CPU at least, where they are those that it uses anyway."""
     for deterministic in (False, True):
         said = Noting()
-        settings = Settings(deterministic=deterministic)
-        run = Run(tiny_recipe(2), tmp_path / str(deterministic), ALONE, Console(file=said, width=200), settings)
+        options = RunOptions(deterministic=deterministic)
+        run = Run(tiny_recipe(2), tmp_path / str(deterministic), ALONE, Console(file=said, width=200), options)
         assert run.train()
         assert said.found is deterministic
         assert not torch.are_deterministic_algorithms_enabled()

@@ -30,7 +30,7 @@ from tcm.method.objectives.base import draw
 from tcm.method.preconditioning import c_out, column
 from tcm.method.sampling import HeunSampler
 from tcm.method.times import LogNormal, TimeDistribution
-from tcm.recipes.cost import estimate
+from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
@@ -38,7 +38,7 @@ from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import Sources, card_of, stage_models
+from tcm.training.stage_models import Sources, card_of, stage_models
 from tcm.weights import Model
 
 

@@ -138,4 +138,4 @@ def test_interrupted_and_resumed(
 def test_workers_are_for_one_process(launcher: Launcher, tmp_path: Path) -> None:
     (code, text), *_ = launcher.run_ranks(2, "train", *tiny_demo(), "--run", str(tmp_path / "run"), "--workers", "2")
     assert code == 2
-    assert "workers=2 is for the CPU and without torchrun" in text
+    assert "workers=2 works only on the CPU and without torchrun" in text

@@ -96,7 +96,7 @@ def test_defaults_are_the_papers_networks() -> None:
         ({"resample_filter": [1, 3, 3, 1]}, "resample_filter"),
         (
             {"model_type": "DhariwalUNet"},
-            "the network 'DhariwalUNet' is not supported; these are: SongUNet, UNet, EDM2UNet",
+            "the network 'DhariwalUNet' is not supported; supported are: SongUNet, UNet, EDM2UNet",
         ),
     ],
 )
@@ -108,5 +108,5 @@ def test_other_architectures_are_refused(arguments: dict, message: str) -> None:
 def test_networks_without_names_in_the_reference_are_refused() -> None:
     from oracles import NoNetwork
 
-    with pytest.raises(TcmError, match="NoNetwork has no names"):
+    with pytest.raises(TcmError, match="NoNetwork has no counterpart"):
         reference_names(Denoiser(NoNetwork(), (1, 4, 4)))

@@ -182,7 +182,7 @@ def test_head_in_a_state_dict_is_kept_and_strangers_are_named(tmp_path):
     torch.save(state | {"betas": torch.ones(3)}, tmp_path / "a.pth")
     imported = import_checkpoint(tmp_path / "a.pth", "diffusion")
     assert imported.model.card.uncertainty == 128
-    assert imported.found.not_used == {"betas": "outside of the network"}
+    assert imported.found.not_used == {"betas": "outside the network"}
 
 
 def test_golden_files_themselves(golden, name):
@@ -273,7 +273,7 @@ def test_impossible_arguments_are_named(tmp_path, changes, said):
         ("VPPrecond", "SongUNet", "VPPrecond preconditions differently"),
         ("VEPrecond", "SongUNet", "VEPrecond preconditions differently"),
         ("iDDPMPrecond", "DhariwalUNet", "iDDPMPrecond preconditions differently"),
-        ("EDMPrecond", "DhariwalUNet", "DhariwalUNet' is not supported; these are: SongUNet, UNet, EDM2UNet"),
+        ("EDMPrecond", "DhariwalUNet", "DhariwalUNet' is not supported; supported are: SongUNet, UNet, EDM2UNet"),
         ("EDMPrecond", "Transformer", "Transformer"),
         ("OtherPrecond", "SongUNet", "OtherPrecond is not known"),
         ("ECMPrecond", "SongUNet", "--as"),

@@ -140,7 +140,7 @@ def test_a_failing_save_changes_nothing(saved: Path) -> None:
         (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, unknown to this network"),
         (
             lambda tensors: tensors.update({"network.conv_out.bias": torch.zeros(7)}),
-            r"network.conv_out.bias has shape \[7\], and this network needs \[1\]",
+            r"network.conv_out.bias has shape \[7\], but this network needs \[1\]",
         ),
         (lambda tensors: tensors.clear(), r"lacks .*, .*, .* and \d+ more"),
     ],
@@ -200,7 +200,7 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
         ({"sampler": {"kind": "ddim"}}, "sampler.kind='ddim' is unknown; use one of consistency, heun"),
         ({"sampler": {"second_time": 1.0}}, "sampler.kind is missing; add it"),
         ({"sampler": {"kind": "heun", "order": 2}}, "sampler.order is not a known key"),
-        ({"sampler": {"kind": "consistency", "second_time": 0}}, "sampler: second_time=0 must lie above 0"),
+        ({"sampler": {"kind": "consistency", "second_time": 0}}, "sampler: second_time=0 must be above 0"),
         ({"sampler": "heun"}, "sampler='heun' must be a table of keys"),
         ({"second_time": 1.0}, "second_time is not a known key"),
         ({"condition": {"kind": "classes", "count": 0}}, "condition: count=0"),
@@ -335,7 +335,7 @@ def test_a_hub_id_out_of_reach(tmp_path: Path, name: str) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"TcmError: {name} is neither a folder nor a model that the hub offers" in done.stderr
+    assert f"TcmError: {name} is neither a folder nor a model on the hub" in done.stderr
 
 
 def test_a_model_of_the_hubs_cache_is_loaded(saved: Path, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_labels_of_samples() -> None:
     ):
         with pytest.raises(TcmError, match=message):
             model.sample(4, labels=labels)
-    with pytest.raises(TcmError, match="labels=0 were given, and this model is unconditional"):
+    with pytest.raises(TcmError, match="labels=0 were given, but this model is unconditional"):
         Model.fresh(card()).sample(1, labels=0)
 
 
@@ -385,7 +385,7 @@ def test_times_and_steps_of_sampling() -> None:
     assert truncated.sampler.times(truncated.denoiser, 2) == [80.0, 1.5]
     assert torch.equal(truncated.sample(2, steps=2), truncated.sample(2, times=[80.0, 1.5]))
     assert torch.equal(truncated.sample(2), truncated.sample(2, steps=1))
-    with pytest.raises(TcmError, match=r"times\[1\]=0.821 lies below 1, where this model is undefined"):
+    with pytest.raises(TcmError, match=r"times\[1\]=0.821 is below 1, where this model is undefined"):
         truncated.sample(1, times=[80.0, 0.821])
     with pytest.raises(TcmError, match=r"times\[0\]=1.5 is not T=80.0"):
         truncated.sample(1, times=[1.5])
@@ -399,8 +399,8 @@ def test_times_and_steps_of_sampling() -> None:
     ("arguments", "message"),
     [
         ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not fit the 3 seeds"),
-        ({"steps": 1, "times": [80.0]}, "exclude each other"),
-        ({"count": 2, "batch": 0}, "batches of 0"),
+        ({"steps": 1, "times": [80.0]}, "cannot both be given"),
+        ({"count": 2, "batch": 0}, "batch=0 are out of range"),
         ({"count": -1}, "count=-1"),
         ({"steps": 0}, "steps=0"),
         ({"times": []}, "times is empty"),

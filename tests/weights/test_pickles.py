@@ -23,8 +23,8 @@ from module_pickles import marking_source, published_names, small_pickle
 from tcm.foundation.errors import TcmError
 from tcm.weights import importing, pickles
 from tcm.weights.importing import from_modules
+from tcm.weights.module_pickles import published_constructors, read_published, tensors
 from tcm.weights.pickles import Refused, read_pickle
-from tcm.weights.published import published_constructors, read_published, tensors
 from tcm.weights.torchfiles import read_torch
 
 MUTATIONS = 10_000
@@ -32,7 +32,7 @@ MEMORY_BEYOND_TORCH = 512 * 2**20
 REASONS = {
     "os_system": "os.system",
     "numpy_object_array": "multiarray._reconstruct",
-    "numpy_object_bytes": "scalar that is no number",
+    "numpy_object_bytes": "scalar that is not a number",
     "whitelisted_dotted": "OrderedDict.fromkeys",
     "extension_1": "EXT1",
     "state_of_function": "no record",

@@ -1,4 +1,4 @@
-"""`tcm data`: fetch, look into and prepare data sets."""
+"""`tcm data`: fetch, inspect and prepare data sets."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from tcm.data import Broken, Summary
 
-app = typer.Typer(no_args_is_help=True, help="Fetch, look into and prepare data sets.")
+app = typer.Typer(no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
-SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and name them.")]
+SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Skip images that cannot be read, and list them.")]
 Channels = Annotated[int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB) channels.")]
-Split = Annotated[str, typer.Option(help="The part to open, where there are several.")]
+Split = Annotated[str, typer.Option(help="The split to open, if there are several.")]
 CropName = Literal["none", "center", "dhariwal"]
 
 
@@ -29,10 +29,10 @@ CropName = Literal["none", "center", "dhariwal"]
 def fetch(
     name: Annotated[str, typer.Argument(help="cifar10, fashion-mnist or mnist.")],
     out: Annotated[
-        Path | None, typer.Option(help="The .npz to write; by default a place where tcm finds it by name.")
+        Path | None, typer.Option(help="The .npz to write; by default in the cache, where tcm finds it by name.")
     ] = None,
 ) -> None:
-    """Fetch a data set, verify it and write it as one file; a second call does nothing."""
+    """Fetch a data set, verify it and write it as one file; a second call only verifies it."""
     from rich.console import Console
 
     from tcm.data import fetch_dataset
@@ -73,14 +73,14 @@ def info(
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Any data set; its images may have different sizes.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A .zip, or a new folder for WebDataset shards.")],
-    size: Annotated[str | None, typer.Option(help="The size to bring images to: 64, or HEIGHTxWIDTH.")] = None,
+    size: Annotated[str | None, typer.Option(help="The size of the written images: 64, or HEIGHTxWIDTH.")] = None,
     crop: Annotated[CropName, typer.Option(help="center: EDM's; dhariwal: ADM's, for ImageNet-64.")] = "none",
     channels: Channels = None,
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
     skip_broken: SkipBroken = False,
 ) -> None:
-    """Bring images to one size and write them as a zip or as shards."""
+    """Crop and resize images to one size, and write them as a zip or as shards."""
     from rich.console import Console
     from rich.progress import track
 

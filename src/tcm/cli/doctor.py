@@ -20,7 +20,7 @@ EXTRAS = {
     "track": ("tensorboard", "wandb", "trackio"),
 }
 
-BFLOAT16 = "for diffusion stages and sampling: consistency stages drown in its rounding (docs/training.md)"
+BFLOAT16 = "for diffusion stages and sampling; too coarse for consistency stages (docs/training.md)"
 
 
 def doctor() -> None:
@@ -54,7 +54,7 @@ def findings() -> list[tuple[str, str]]:
         ("distributed", "torchrun available" if torch.distributed.is_available() else "not in this torch build"),
     ]
     if find_spec("torchvision") is not None and not _torchvision_works():
-        raise TcmError("torchvision is installed and fails beside this torch; run `pip uninstall torchvision`")
+        raise TcmError("the installed torchvision does not work with this torch; run `pip uninstall torchvision`")
     return rows + [(f"extra {name}", _extra(name, packages)) for name, packages in EXTRAS.items()]
 
 

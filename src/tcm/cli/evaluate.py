@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from tcm.cli.sample import Batch, Choice, Device, Steps, Times, sampling_of
+from tcm.cli.data import Split
+from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
     str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
 ]
-Split = Annotated[str, typer.Option(help="The data's part, where it has several.")]
 DetectorName = Annotated[str, typer.Option("--detector", help="inception, digits, or a TorchScript file.")]
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
 
@@ -26,16 +26,17 @@ def evaluation(
     ] = "fid",
     dfid: Annotated[str | None, typer.Option(help="Times at which the model's denoising is measured: 0.2,1,5.")] = None,
     count: Annotated[
-        int | None, typer.Option("-n", "--count", min=2, help="How many images; 50000 of a model, all of a set.")
+        int | None,
+        typer.Option("-n", "--count", min=2, help="How many images; by default 50000 from a model, all of a data set."),
     ] = None,
     steps: Steps = None,
-    times: Times = None,
+    times: TimesOption = None,
     seed: Seed = 0,
-    choice: Choice = None,
+    choice: ClassOption = None,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
-    scores: Annotated[Path, typer.Option(help="Where each score is appended with its conditions.")] = Path(
+    scores: Annotated[Path, typer.Option(help="The file to append the scores to, each with its conditions.")] = Path(
         "scores.jsonl"
     ),
     comparison: Annotated[
@@ -57,7 +58,7 @@ def evaluation(
         scoring.print_comparison(compare(read_scores(comparison[0]), read_scores(comparison[1])))
         return
     if target is None or data is None:
-        raise TcmError("tcm eval needs a TARGET and --data; or --compare with two files of scores")
+        raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
     wanted = scoring.chosen_metrics(metrics)
     sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
@@ -89,7 +90,7 @@ def best_times(
     data: Annotated[str, typer.Option(help="What to compare with: a data set, or an .npz with mu and sigma.")],
     detector: DetectorName = "inception",
     grid: Annotated[str | None, typer.Option(help="Second times to try, such as 0.5,1,2; by default eight.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=2, help="Samples for each time.")] = 10_000,
+    count: Annotated[int, typer.Option("-n", "--count", min=2, help="Samples per time.")] = 10_000,
     seed: Seed = 0,
     split: Split = "train",
     batch: Batch = 64,
@@ -97,7 +98,7 @@ def best_times(
     plot: Annotated[Path | None, typer.Option(help="Write the curve as a PNG.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write the best time into the model's config.json.")] = False,
 ) -> None:
-    """Search the time of the second of two sampling steps by its distance to the data."""
+    """Find the best time for the second of two sampling steps, by the distance to the data."""
     from rich.console import Console
     from rich.progress import track
 
@@ -109,7 +110,7 @@ def best_times(
     from tcm.weights import load
 
     if write and not Path(model).is_dir():
-        raise TcmError(f"--write: {model} is not a folder here; download the model first")
+        raise TcmError(f"--write: {model} is not a local folder; download the model first")
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's note says it
         loaded = load(model).to(processes.device)

@@ -13,7 +13,7 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         from rich.console import Console
 
-        from tcm.cli.costs import HOURS, overview
+        from tcm.cli.cost_tables import HOURS, overview
 
         console = Console(highlight=False)
         console.print(overview())

@@ -17,28 +17,30 @@ if TYPE_CHECKING:
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
 
-Precision = Literal["fp32", "bf16"]
+SamplingPrecision = Literal["fp32", "bf16"]
 Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
-Times = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
-Choice = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
-Batch = Annotated[int, typer.Option(min=1, help="Images at once; does not change them.")]
-Device = Annotated[str | None, typer.Option(help="Such as cpu or an accelerator's name; the best by default.")]
+TimesOption = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
+ClassOption = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
+Batch = Annotated[int, typer.Option(min=1, help="Batch size; does not change the images.")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")]
 
 
 def sample(
     model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="How many images; 16 by default.")] = None,
     steps: Steps = None,
-    times: Times = None,
+    times: TimesOption = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
-    seeds: Annotated[str | None, typer.Option(help="The seeds themselves, such as 0-63.")] = None,
-    choice: Choice = None,
+    seeds: Annotated[str | None, typer.Option(help="Which seeds to draw, such as 0-63.")] = None,
+    choice: ClassOption = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
-    batch: Annotated[int | None, typer.Option(min=1, help="Images at once; as memory allows by default.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Batch size; does not change the images. By default what fits in memory.")
+    ] = None,
     device: Device = None,
-    precision: Annotated[Precision, typer.Option(help="bf16 is faster where the device has it.")] = "fp32",
+    precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster if the device supports it.")] = "fp32",
 ) -> None:
-    """Draw images: the same image for the same seed, whatever the batch, the number of processes or the output."""
+    """Draw images. A seed always gives the same image, whatever the batch, the processes or the output."""
     from rich.console import Console
 
     from tcm.evaluation.generation import generate, parse_seeds
@@ -64,17 +66,19 @@ def sample(
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
 
 
-def sampling_of(steps: int | None, times: str | None, choice: str | None, precision: Precision = "fp32") -> Sampling:
+def sampling_of(
+    steps: int | None, times: str | None, choice: str | None, precision: SamplingPrecision = "fp32"
+) -> Sampling:
     """The options as one value."""
     from tcm.evaluation.generation import Sampling, parse_times
 
     if steps is not None and times is not None:
-        raise TcmError(f"--steps {steps} and --times {times} say the same thing twice; give one of them")
+        raise TcmError(f"--steps {steps} and --times {times} both set the sampling times; give one of them")
     return Sampling(steps, None if times is None else parse_times(times), choice, precision)
 
 
 def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:
-    """Pass batches on, with a progress bar in the first process."""
+    """Yield the batches unchanged, with a progress bar in the first process."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -29,7 +29,7 @@ from tcm.weights import Model
 
 
 def is_images(target: str) -> bool:
-    """Whether a target is a set of images: a path that is there and is no model folder."""
+    """Whether a target is a set of images: an existing path that is not a model folder."""
     path = Path(target)
     return path.exists() and not (path / "config.json").exists()
 
@@ -44,9 +44,9 @@ def chosen_metrics(text: str) -> tuple[Metric, ...]:
 
 
 def dataset_for(data: str, split: str) -> Dataset:
-    """The data set itself, for what its statistics do not tell."""
+    """The data set itself, for metrics that need more than its statistics."""
     if is_published(Path(data)):
-        raise TcmError(f"{data} holds statistics only; dFID and the like need the images, give a data set")
+        raise TcmError(f"{data} holds only statistics, but dFID needs images; give a data set")
     return open_dataset(data, split=split)
 
 
@@ -66,7 +66,7 @@ def all_images(target: str, count: int | None) -> Dataset:
     """The images to measure; `count` may only repeat how many there are."""
     dataset = open_dataset(target)
     if count is not None and count != dataset.count:
-        raise TcmError(f"-n {count}: {target} holds {dataset.count} images and all are measured; leave -n out")
+        raise TcmError(f"-n {count}: {target} holds {dataset.count} images, and all of them are measured; leave out -n")
     return dataset
 
 
@@ -138,7 +138,7 @@ def _column(score: Score) -> str:
 
 def print_times(rows: Sequence[tuple[float, Score]], best: float) -> None:
     """The distance at each second time, with bars."""
-    table = Table(title=f"two-step sampling, {rows[0][1].count:,} samples for each time", title_justify="left")
+    table = Table(title=f"two-step sampling, {rows[0][1].count:,} samples per time", title_justify="left")
     for name in ("second time", rows[0][1].metric):
         table.add_column(name, justify="right")
     table.add_column("")

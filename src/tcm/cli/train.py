@@ -13,7 +13,9 @@ def train(
     recipe: Annotated[
         str, typer.Argument(help="A shipped recipe (see `tcm recipes`), a TOML file, or a run's folder.")
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=1.5`.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe, such as `truncated.t_prime=1.5`.")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; an existing run is resumed. [runs/RECIPE]")
     ] = None,
@@ -22,25 +24,25 @@ def train(
     ] = None,
     init: Annotated[str | None, typer.Option(help="The model that the first stage starts from.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
-    shard: Annotated[bool, typer.Option("--shard", help="Share the weights among the processes (FSDP2).")] = False,
+    shard: Annotated[bool, typer.Option("--shard", help="Shard the weights across the processes (FSDP2).")] = False,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes of one thread; stages that do not need each other train side by side."),
+        typer.Option(min=1, help="Train independent stages in parallel, in up to this many single-threaded processes."),
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Let an accelerator give the same bits each time; slower.")
+        bool, typer.Option("--deterministic", help="Use deterministic kernels: the same bits each time, but slower.")
     ] = False,
-    track: Annotated[list[TrackerName] | None, typer.Option(help="Also log there.")] = None,
+    track: Annotated[list[TrackerName] | None, typer.Option(help="Also log to this service; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
 ) -> None:
     """Train the stages of a recipe; called again, resume it."""
     from rich.console import Console
 
-    from tcm.cli.costs import cost_table, scaling_table
+    from tcm.cli.cost_tables import cost_table, scaling_table
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
     from tcm.recipes.resolve import resolve, to_toml
-    from tcm.training.run import Run, Settings
+    from tcm.training.run import Run, RunOptions
 
     if Path(recipe, RECIPE_FILE).is_file():
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
@@ -55,7 +57,7 @@ def train(
         with processes.agreeing():
             resolved = resolve(recipe, changes)
         folder = run or Path("runs", resolved.name)
-        training = Run(resolved, folder, processes, console, Settings(init, shard, tuple(track or ()), deterministic))
+        training = Run(resolved, folder, processes, console, RunOptions(init, shard, tuple(track or ()), deterministic))
         done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"

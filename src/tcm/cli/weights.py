@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tcm.weights.importing import Imported
 
-Kind = Literal["diffusion", "consistency", "truncated"]
+TrainedAs = Literal["diffusion", "consistency", "truncated"]
 
 
 def import_weights(
@@ -23,7 +23,7 @@ def import_weights(
     ],
     out: Annotated[Path, typer.Option("--out", help="The model folder to write; it must not exist.")],
     kind: Annotated[
-        Kind | None, typer.Option("--as", help="What it was trained as, where the file does not say.")
+        TrainedAs | None, typer.Option("--as", help="What it was trained as, if the file does not say.")
     ] = None,
     t_prime: Annotated[float | None, typer.Option("--t-prime", help="t' of a truncated model, such as 1.0.")] = None,
     second_time: Annotated[
@@ -37,7 +37,7 @@ def import_weights(
     from tcm.weights.importing import import_checkpoint
 
     if out.exists():
-        raise TcmError(f"--out={out} exists; give the name of a new folder")
+        raise TcmError(f"--out={out} already exists; name a new folder")
     imported = import_checkpoint(file, kind, t_prime, second_time)
     imported.model.save(out)
     Console().print(account(imported, file, out))

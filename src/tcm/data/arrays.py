@@ -54,7 +54,7 @@ def open_npz(path: Path, split: str) -> Dataset:
     except TcmError:
         raise
     except ZIP_ERRORS as error:
-        raise TcmError(f"{path} is not a sound .npz file ({error}); copy or make it again") from error
+        raise TcmError(f"{path} is not a valid .npz file ({error}); copy or create it again") from error
     return ArrayDataset(images, labels)
 
 
@@ -82,7 +82,7 @@ def save_npz(path: Path, splits: dict[str, Dataset]) -> None:
 
 
 def as_images(array: NDArray[np.generic], source: str) -> Pixels:
-    """Bring an array of images to uint8 [n, C, H, W]; the place of the channels must be plain from the shape."""
+    """Bring an array of images to uint8 [n, C, H, W]; the shape must show which axis holds the channels."""
     if array.dtype != np.uint8:
         raise TcmError(f"{source} has dtype {array.dtype}; store pixels as uint8, 0 to 255")
     pixels = array.view(np.uint8)
@@ -122,9 +122,9 @@ def _header(file: IO[bytes], source: str) -> tuple[tuple[int, ...], bool, np.dty
         raise
     except _HEADER_ERRORS as error:
         reason = " ".join(str(error).split())[:120]
-        raise TcmError(f"{source} has a damaged numpy header ({reason}); copy or make it again") from error
+        raise TcmError(f"{source} has a damaged numpy header ({reason}); copy or create it again") from error
     if dtype.kind not in "uiU" or any(length < 0 for length in shape):
-        raise TcmError(f"{source} has dtype {dtype} and shape {shape}; store uint8 images and whole-number labels")
+        raise TcmError(f"{source} has dtype {dtype} and shape {shape}; store uint8 images and integer labels")
     return shape, fortran, dtype
 
 
@@ -133,7 +133,7 @@ def _check_length(source: str, shape: tuple[int, ...], dtype: np.dtype[np.generi
     for length in shape:
         declared *= length  # Python's integers: a product of numpy's could wrap round
     if declared != available:
-        raise TcmError(f"{source} declares {declared:,} bytes but holds {available:,}; copy or make it again")
+        raise TcmError(f"{source} declares {declared:,} bytes but holds {available:,}; copy or create it again")
 
 
 def _class_names(array: NDArray[np.generic]) -> list[str]:

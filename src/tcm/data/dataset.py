@@ -74,7 +74,7 @@ class ClassLabels(Annotations):
             numbers = numbers[:, 0]
         if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
             raise TcmError(
-                f"{source}: labels have shape {numbers.shape} and dtype {numbers.dtype}; give one whole number an image"
+                f"{source}: labels have shape {numbers.shape} and dtype {numbers.dtype}; give one integer per image"
             )
         # Compared before the cast to int64, which would wrap round for large unsigned numbers.
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) > 1_000_000):
@@ -97,7 +97,7 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def named_classes(names: tuple[str, ...]) -> Classes:
-    """Return the classes of these names; numbers are no names.
+    """Return the classes of these names; numbers do not count as names.
 
     >>> named_classes(("cat", "dog")).names, named_classes(("0", "1")).names
     (('cat', 'dog'), ())
@@ -160,8 +160,8 @@ class Dataset(ABC):
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and not (indices.min() >= 0 and indices.max() < self.count):
             raise TcmError(
-                f"indices {indices.min()} to {indices.max()} reach outside of the {self.count} images; "
-                f"use 0 to {self.count - 1}"
+                f"indices {indices.min()} to {indices.max()} are out of range for {self.count} images; use 0 to "
+                f"{self.count - 1}"
             )
         return self.pixels(indices), None if self.annotations is None else self.annotations.condition(indices)
 

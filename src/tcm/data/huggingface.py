@@ -73,13 +73,13 @@ def image_column(rows: Any, where: str) -> str:
     found = [name for name, feature in rows.features.items() if isinstance(feature, _library().Image)]
     if len(found) != 1:
         raise TcmError(
-            f"{where} has the columns {', '.join(rows.features)}, of which {len(found)} hold images; it needs one"
+            f"{where} has the columns {', '.join(rows.features)}, of which {len(found)} hold images; exactly one must"
         )
     return str(found[0])
 
 
 def label_column(rows: Any) -> tuple[str, tuple[str, ...]] | None:
-    """Find the first column of classes and their names, or a column of whole numbers called label (without names)."""
+    """Find the first column of classes and their names, or a column of integers called label (without names)."""
     datasets = _library()
     for name, feature in rows.features.items():
         if isinstance(feature, datasets.ClassLabel):

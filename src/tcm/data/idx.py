@@ -23,14 +23,12 @@ def open_idx_folder(folder: Path, split: str) -> Dataset:
     prefix = _SPLIT_PREFIXES.get(split, f"{split}-")
     found = sorted(folder.glob(f"{prefix}images[-.]idx3-ubyte*"))
     if not found:
-        raise TcmError(
-            f"{folder} has no file {prefix}images-idx3-ubyte for split {split!r}; name a split that is there"
-        )
+        raise TcmError(f"{folder} has no file {prefix}images-idx3-ubyte for split {split!r}; name a split that exists")
     return open_idx(found[0])
 
 
 def open_idx(images: Path) -> Dataset:
-    """Open a file of images, with the file of labels that lies beside it: ...images-idx3... and ...labels-idx1..."""
+    """Open a file of images, with the file of labels next to it: ...images-idx3... and ...labels-idx1..."""
     pixels = read_idx(images)
     if pixels.ndim == 4 and pixels.shape[3] == 3:
         pixels = pixels.transpose(0, 3, 1, 2)
@@ -38,10 +36,10 @@ def open_idx(images: Path) -> Dataset:
         pixels = pixels[:, None]
     else:
         raise TcmError(f"{images} has dimensions {pixels.shape}; images are [n, H, W] or [n, H, W, 3]")
-    beside = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
-    if beside == images or not beside.exists():
+    labels = images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
+    if labels == images or not labels.exists():
         return ArrayDataset(pixels)
-    return ArrayDataset(pixels, ClassLabels.of(read_idx(beside), str(beside)))
+    return ArrayDataset(pixels, ClassLabels.of(read_idx(labels), str(labels)))
 
 
 def read_idx(path: Path) -> Pixels:

@@ -13,7 +13,7 @@ from tcm.foundation.errors import TcmError, TcmWarning
 
 
 class ImageFiles(Dataset):
-    """Image files that are decoded at each reading; every one is checked against the first one's shape."""
+    """Image files that are decoded each time they are read; every one is checked against the first one's shape."""
 
     def __init__(
         self, pictures: Pictures, indices: Sequence[int], channels: int | None, skipped: Sequence[Broken] = ()

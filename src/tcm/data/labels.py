@@ -34,7 +34,7 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> ClassLab
     if isinstance(pairs, dict):
         pairs = list(pairs.items())
     if not isinstance(pairs, list) or not all(_is_name_and_number(pair) for pair in pairs):
-        raise TcmError(f'{source}: "labels" must be pairs of a file name and a whole number, such as ["a.png", 0]')
+        raise TcmError(f'{source}: "labels" must be pairs of a file name and an integer, such as ["a.png", 0]')
     class_names = content.get("class_names", [])
     if not isinstance(class_names, list) or not all(isinstance(name, str) for name in class_names):
         raise TcmError(f'{source}: "class_names" must be a list of strings')
@@ -42,7 +42,7 @@ def labels_from_json(data: bytes, names: Sequence[str], source: str) -> ClassLab
 
 
 def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> ClassLabels:
-    """Read a table with the columns `file` and `label`; labels are whole numbers, or names (sorted)."""
+    """Read a table with the columns `file` and `label`; labels are integers, or names (sorted)."""
     try:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -57,15 +57,15 @@ def labels_from_csv(data: bytes, names: Sequence[str], source: str) -> ClassLabe
 
 
 def labels_from_folders(names: Sequence[str], source: str) -> ClassLabels | None:
-    """Take each file's first folder as its class, in sorted order; less than two folders say nothing: no labels."""
+    """Take each file's first folder as its class, in sorted order; fewer than two folders give no labels."""
     inside = [name for name in names if "/" in name]
     if not inside:
         return None
     if len(inside) < len(names):
         outside = next(name for name in names if "/" not in name)
         raise TcmError(
-            f"{source}: {outside} lies in no class folder, but {inside[0]} does; "
-            f"move it into one, or name all classes in {LABELS_CSV} (file,label)"
+            f"{source}: {outside} is not in a class folder, but {inside[0]} is; move it into one, or list all labels "
+            f"in {LABELS_CSV} (file,label)"
         )
     folders = [name.split("/", 1)[0] for name in names]
     return _numbered(folders, source) if len(set(folders)) > 1 else None
@@ -74,7 +74,7 @@ def labels_from_folders(names: Sequence[str], source: str) -> ClassLabels | None
 def _numbered(classes: Sequence[str], source: str) -> ClassLabels:
     names = sorted(set(classes))
     if "" in names:
-        raise TcmError(f"{source}: some files have an empty label; give every file one")
+        raise TcmError(f"{source}: some files have an empty label; give every file a label")
     numbers = {name: number for number, name in enumerate(names)}
     return ClassLabels.of([numbers[name] for name in classes], source, names)
 
@@ -85,7 +85,7 @@ def _in_order(found: dict[str, _Label], names: Sequence[str], source: str) -> li
         raise TcmError(f"{source} has no label for {missing[0]} ({len(missing)} such files); add it or remove the file")
     absent = sorted(found.keys() - set(names))
     if absent:
-        raise TcmError(f"{source} names {absent[0]}, which is not there ({len(absent)} such files); remove its line")
+        raise TcmError(f"{source} names {absent[0]}, which does not exist ({len(absent)} such files); remove its line")
     return [found[name] for name in names]
 
 

@@ -78,11 +78,11 @@ class StreamBatches:
             return self._read(step, {lane: LanePosition() for lane in self._own_lanes})
         if resume.get("stream") != self._stream.identity:
             raise TcmError(
-                f"{self._stream.where} has changed since it was read: it was {resume.get('stream')} and is "
+                f"{self._stream.where} has changed since it was read: it was {resume.get('stream')} and is now "
                 f"{self._stream.identity}; restore it or start again"
             )
         if len(resume) != 1 + self._lanes:
-            raise TcmError(f"lanes={self._lanes}, but the stream was read in {len(resume) - 1}; use that number")
+            raise TcmError(f"lanes={self._lanes}, but the stream was read in {len(resume) - 1} lanes; use that number")
         return self._read(step, {lane: LanePosition(**resume[f"lane {lane}"]) for lane in self._own_lanes})
 
     def _read(self, step: int, positions: dict[int, LanePosition]) -> Iterator[LoadedBatch]:
@@ -142,13 +142,13 @@ def _shared_lanes(stream: Stream, lanes: int, world: int) -> int:
     if possible % world:
         raise TcmError(
             f"data.lanes={lanes}: a stream of {stream.shards} shards is then read in {possible} lanes, which {world} "
-            f"processes cannot share; use data.lanes={max(1, possible // world) * world}"
+            f"processes cannot share evenly; use data.lanes={max(1, possible // world) * world}"
         )
     return possible
 
 
 def _in_order(stream: Stream, order: Sequence[int], shard: int, sample: int) -> Iterator[tuple[Sample, int, int]]:
-    """Yield the samples of the shards in `order`, from a place in it on: each with the place after it."""
+    """Yield the samples of the shards in `order`, from a position in it on, each with the position after it."""
     for number in range(shard, len(order)):
         skipped = sample if number == shard else 0
         for index, found in islice(enumerate(stream.shard(order[number])), skipped, None):

@@ -17,7 +17,7 @@ def check_expansion(name: str, declared: int, stored: int) -> None:
     if declared > max(_FREE_EXPANSION, _LARGEST_RATIO * stored):
         raise TcmError(
             f"{name} claims to unpack from {stored:,} to {declared:,} bytes, more than {_LARGEST_RATIO}-fold; "
-            "it looks like a decompression bomb: store the data uncompressed if it is sound"
+            "it looks like a decompression bomb: if you trust the data, store it uncompressed"
         )
 
 

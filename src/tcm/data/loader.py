@@ -75,8 +75,7 @@ class Batches:
         return _result(self._steps[step])
 
     def starting_at(self, step: int, resume: Resume | None = None) -> Iterator[LoadedBatch]:
-        """Yield the batches of `step`, step + 1, ... without end; nothing before `step` is read. `step` says it all:
-        there is no `resume` to use."""
+        """Yield the batches of `step`, step + 1, ... without end; nothing before it is read. `resume` has no use."""
         if self._workers == 0:
             yield from (self.at(number) for number in count(step))
         else:

@@ -41,7 +41,8 @@ def open_dataset(
 
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
     that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
-    Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets at each reading.
+    Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets
+    each time they are read.
 
     >>> open_dataset("digits").shape
     (1, 8, 8)
@@ -56,7 +57,7 @@ def open_dataset(
 def check_channels(channels: int | None) -> None:
     """Refuse a number of channels that images cannot be converted to."""
     if channels not in (None, 1, 3):
-        raise TcmError(f"channels={channels} is not possible; use 1 (gray), 3 (RGB) or none (as stored)")
+        raise TcmError(f"channels={channels} is not supported; use 1 (gray), 3 (RGB) or none (as stored)")
 
 
 def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
@@ -81,7 +82,7 @@ def _luma(images: Pixels) -> Pixels:
 def _open(path: str | Path, split: str) -> Pictures | Dataset:
     name = str(path)
     if name.startswith(STREAM):
-        raise TcmError(f"{name} is a stream, and this needs images by index; download them and give their path")
+        raise TcmError(f"{name} is a stream, but this needs images by index; download them and give their path")
     if name == "digits":
         only_train(name, split)
         with as_file(files("tcm.data") / "digits.npz") as bundled:
@@ -118,7 +119,7 @@ def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
         return open_idx_folder(folder, split)
     only_train(str(folder), split)
     shards = sorted(folder.glob("*.tar"))
-    return TarPictures(shards, class_names_beside(folder)) if shards else FolderPictures(folder)
+    return TarPictures(shards, shard_class_names(folder)) if shards else FolderPictures(folder)
 
 
 def _open_file(path: Path, split: str) -> Pictures | Dataset:
@@ -132,11 +133,11 @@ def _open_file(path: Path, split: str) -> Pictures | Dataset:
     if start.startswith((GZIP, b"\x00\x00\x08")):
         return open_idx(path)
     if start[257:262] == b"ustar":
-        return TarPictures([path], class_names_beside(path.parent))
+        return TarPictures([path], shard_class_names(path.parent))
     if start.startswith(b"\x80") or path.suffix == ".bin":
         return open_cifar([path])
     raise TcmError(
-        f"{path} is of no known kind; give a folder or zip of images, .npz, .npy, IDX, CIFAR-10 batches, "
+        f"{path} has an unknown format; give a folder or zip of images, .npz, .npy, IDX, CIFAR-10 batches, "
         "WebDataset shards (.tar) or a Hugging Face data set"
     )
 
@@ -151,22 +152,22 @@ def _open_zip(path: Path, split: str) -> Pictures | Dataset:
     except TcmError:
         raise
     except ZIP_ERRORS as error:
-        raise TcmError(f"{path} is not a sound zip file ({error}); copy or download it again") from error
+        raise TcmError(f"{path} is not a valid zip file ({error}); copy or download it again") from error
 
 
-def class_names_beside(folder: Path) -> tuple[str, ...]:
-    """Read the class names that `tcm data prepare` leaves beside shards."""
+def shard_class_names(folder: Path) -> tuple[str, ...]:
+    """Read the class names that `tcm data prepare` writes next to shards."""
     source = folder / DATASET_JSON
     if not source.is_file():
         return ()
     try:
         names = json.loads(source.read_bytes()).get("class_names", [])
     except (ValueError, AttributeError, RecursionError) as error:
-        raise TcmError(f"{source} is not the JSON object that belongs to shards ({error}); fix or remove it") from error
+        raise TcmError(f"{source} is not the JSON object that describes shards ({error}); fix or remove it") from error
     return tuple(str(name) for name in names)
 
 
 def only_train(name: str, split: str) -> None:
-    """Refuse to look for another part in data that have one."""
+    """Refuse any split but "train" for data without splits."""
     if split != "train":
-        raise TcmError(f"{name} has no splits, so none called {split!r}; give the path of that part of the data")
+        raise TcmError(f"{name} has no splits, so there is no split {split!r}; give the path of that part of the data")

@@ -39,7 +39,7 @@ def global_batch(count: int, seed: int, step: int, batch: int) -> NDArray[np.int
 def check_seed(seed: int) -> None:
     """Refuse a seed that is negative or longer than 63 bits."""
     if not 0 <= seed < 2**63:
-        raise TcmError(f"seed={seed} is not possible; use 0 to 2^63 - 1")
+        raise TcmError(f"seed={seed} is out of range; use 0 to 2^63 - 1")
 
 
 @lru_cache(maxsize=4)

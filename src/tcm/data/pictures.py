@@ -86,7 +86,7 @@ class Pictures(ABC):
 
 
 def is_image(name: str) -> bool:
-    """Say whether a file name is that of an image: a known extension, and neither hidden nor an archiver's shadow."""
+    """Say whether a file name is that of an image: a known extension, and neither hidden nor an archiver's metadata."""
     if os.path.splitext(name)[1].lower() not in EXTENSIONS:
         return False
     return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", ".."))
@@ -119,7 +119,9 @@ class FolderPictures(Pictures):
         path = self._root / self.names[index]
         try:
             if path.stat().st_size > LARGEST_FILE:
-                raise BrokenImage(f"{path} has {path.stat().st_size:,} bytes; an image may have {LARGEST_FILE:,}")
+                raise BrokenImage(
+                    f"{path} has {path.stat().st_size:,} bytes; an image may have at most {LARGEST_FILE:,}"
+                )
             return path.read_bytes()
         except OSError as error:
             raise BrokenImage(
@@ -128,7 +130,7 @@ class FolderPictures(Pictures):
 
 
 class TarPictures(Pictures):
-    """Image files in uncompressed WebDataset shards: `KEY.png` beside `KEY.cls`, read where they lie in the tars."""
+    """Image files in uncompressed WebDataset shards: `KEY.png` next to `KEY.cls`, read directly from the tars."""
 
     def __init__(self, shards: list[Path], class_names: tuple[str, ...] = ()):
         self._shards = shards
@@ -148,7 +150,7 @@ class TarPictures(Pictures):
             raise TcmError(f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))})")
         missing = [name for name, key in zip(names, keys, strict=True) if key not in classes]
         if classes and missing:
-            raise TcmError(f"{missing[0]} has no .cls file beside it, as others have; add it or remove the image")
+            raise TcmError(f"{missing[0]} has no .cls file, though other images have one; add it or remove the image")
         self.annotations = ClassLabels.of([classes[key] for key in keys], where, class_names) if classes else None
         self.names = PackedNames(names)
         self._extents = np.array(extents, np.int64)
@@ -161,7 +163,7 @@ class TarPictures(Pictures):
         """Return the bytes of file `index`."""
         shard, offset, size = self._extents[index].tolist()
         if size > LARGEST_FILE:
-            raise BrokenImage(f"{self.names[index]} has {size:,} bytes; an image may have {LARGEST_FILE:,}")
+            raise BrokenImage(f"{self.names[index]} has {size:,} bytes; an image may have at most {LARGEST_FILE:,}")
         with self._shards[shard].open("rb") as file:
             file.seek(offset)
             return file.read(size)
@@ -170,12 +172,12 @@ class TarPictures(Pictures):
 def class_number(text: bytes, source: str) -> int:
     """Read the number in a shard's `.cls` file."""
     if not text.strip().isdigit() or len(text) > 20:
-        raise TcmError(f"{source} holds {text[:20]!r}; a .cls file holds the class as a whole number")
+        raise TcmError(f"{source} holds {text[:20]!r}; a .cls file holds the class as an integer")
     return int(text)
 
 
 def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Yield the files in a shard, each with its first bytes (a class number is no longer)."""
+    """Yield the files in a shard, each with its first bytes (enough for a class number)."""
     length = shard.stat().st_size
     try:
         # Mapped: a file's read allocates what a damaged header claims, a map's read only what is there.
@@ -196,7 +198,7 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     except TcmError:
         raise
     except TAR_ERRORS as error:
-        raise TcmError(f"{shard} is not a sound, uncompressed tar file ({error}); copy or pack it again") from error
+        raise TcmError(f"{shard} is not a valid, uncompressed tar file ({error}); copy or pack it again") from error
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:

@@ -48,13 +48,13 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.size is not None and min(self.size) < 1:
-            raise TcmError(f"size={self.size} is not possible; use at least 1×1")
+            raise TcmError(f"size={self.size} is too small; use at least 1×1")
         if self.size is None and self.crop is not Crop.NONE:
             raise TcmError(f"crop={self.crop.value} needs a size; pass --size")
         if self.crop is Crop.DHARIWAL and self.size is not None and self.size[0] != self.size[1]:
-            raise TcmError(f"size={self.size} with crop=dhariwal is not possible; use a square, or crop=center")
+            raise TcmError(f"size={self.size} is not square, as crop=dhariwal needs; use a square, or crop=center")
         if self.channels not in (None, 1, 3):
-            raise TcmError(f"channels={self.channels} is not possible; use 1 (gray) or 3 (RGB)")
+            raise TcmError(f"channels={self.channels} is not supported; use 1 (gray) or 3 (RGB)")
 
     def apply(self, picture: Image.Image, name: str) -> Image.Image:
         """Crop, scale and convert one picture."""
@@ -69,7 +69,8 @@ class Form:
             picture = center_crop(picture, height, width)
         elif picture.width * height != picture.height * width:
             raise TcmError(
-                f"{name} is {picture.width}×{picture.height}, not of the shape of {width}×{height}; pass --crop center"
+                f"{name} is {picture.width}×{picture.height}, which does not have the aspect ratio of "
+                f"{width}×{height}; pass --crop center"
             )
         return picture.resize((width, height), Image.Resampling.LANCZOS)
 
@@ -113,7 +114,7 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         self._form = form
         self.count = len(source.names) if isinstance(source, Pictures) else source.count
         if not isinstance(source.annotations, ClassLabels | None):
-            raise TcmError(f"the images come with {source.annotations.kind}, and only class labels can be written")
+            raise TcmError(f"the images come with {source.annotations.kind}, but only class labels can be written")
         self.labels = source.annotations
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
@@ -163,7 +164,7 @@ def write_prepared(
 
 
 def check_target(target: Path) -> None:
-    """Refuse a target that is there already or whose name says neither zip nor folder."""
+    """Refuse a target that exists, or whose name is neither a zip's nor a folder's."""
     if target.suffix not in ("", ".zip"):
         raise TcmError(f"{target} ends in {target.suffix}; name a .zip, or a folder (no ending) for shards")
     if target.exists():

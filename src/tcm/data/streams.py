@@ -17,7 +17,7 @@ import numpy as np
 from tcm.data.dataset import ClassLabels, Dataset, Pixels, named_classes, numbered
 from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
 from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
-from tcm.data.opening import STREAM, check_channels, class_names_beside, only_train, open_dataset
+from tcm.data.opening import STREAM, check_channels, only_train, open_dataset, shard_class_names
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
@@ -73,7 +73,7 @@ class Stream(ABC):
         labels = []
         for sample in samples:
             if sample.label is None:
-                raise TcmError(f"{sample.name} has no label, as others have; add it or remove the image")
+                raise TcmError(f"{sample.name} has no label, though other images have one; add it or remove the image")
             labels.append(sample.label)
         return ClassLabels.of(labels, self.where, self._class_names).condition(np.arange(len(labels)))
 
@@ -103,7 +103,7 @@ class ShardStream(Stream):
         super().__init__(shards[0], _names_and_sizes(shards), len(shards), channels, class_names)
 
     def shard(self, number: int) -> Iterator[Sample]:
-        """Yield the samples of a tar file; if the connection to a URL breaks, continue with another one."""
+        """Yield the samples of a tar file; if the connection to a URL breaks, reconnect and continue."""
         shard, given = self._shards[number], 0
         waits = iter(RETRIES if "://" in shard else ())
         while True:
@@ -155,8 +155,8 @@ def open_stream(
 ) -> Stream:
     """Open a stream: a folder of .tar shards, paths or URLs with braces (`https://.../{000..099}.tar`), or `hf://owner/name`.
 
-    The extra `data` is needed for it. `class_names` are for a stream that has labels and no names for them; shards have
-    names if `tcm data prepare` wrote a dataset.json beside them.
+    Needs the extra `data`. `class_names` are for a stream that has labels and no names for them; shards have
+    names if `tcm data prepare` wrote a dataset.json next to them.
     """
     name = str(where)
     folder = Path(where)
@@ -164,8 +164,8 @@ def open_stream(
     if name.startswith(HUB) or (folder.is_dir() and not shards):
         return RowStream(name, split, channels, class_names)
     only_train(name, split)
-    beside = folder if shards else folder.parent
-    return ShardStream(shards or _expanded(name), channels, class_names_beside(beside) or class_names)
+    shard_folder = folder if shards else folder.parent
+    return ShardStream(shards or _expanded(name), channels, shard_class_names(shard_folder) or class_names)
 
 
 def open_data(
@@ -197,7 +197,7 @@ def _shard_samples(shard: str) -> Iterator[Sample]:
         name = f"{shard}/{members['__key__']}"
         images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
         if len(images) > 1:
-            raise TcmError(f"{name} has {len(images)} images; a sample has one")
+            raise TcmError(f"{name} has {len(images)} images; a sample must have exactly one")
         if images:
             label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
             yield Sample(name, images[0], label)

@@ -27,7 +27,7 @@ class Summary:
 
 
 def summarize(dataset: Dataset) -> Summary:
-    """Read a data set once and sum it up, exactly: sums of uint8 values and of their squares are whole numbers.
+    """Read a data set once and sum it up, exactly: sums of uint8 values and of their squares are integers.
 
     >>> round(summarize(open_dataset("digits")).sigma_data, 2)  # doctest: +SKIP
     0.75

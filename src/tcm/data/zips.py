@@ -111,10 +111,11 @@ def _check(path: Path, entry: zipfile.ZipInfo, length: int) -> None:
     name = entry.filename.replace("\\", "/")
     parts = PurePosixPath(name).parts if ".." in name or ":" in name else ()
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
-        raise TcmError(f"{path}/{entry.filename} points outside of the zip; pack it again with plain relative names")
+        raise TcmError(f"{path}/{entry.filename} points outside the zip; pack it again with plain relative names")
     if entry.file_size > LARGEST_FILE:
         raise TcmError(
-            f"{path}/{entry.filename} claims {entry.file_size:,} bytes; a file may have {LARGEST_FILE:,}: remove it"
+            f"{path}/{entry.filename} claims {entry.file_size:,} bytes; a file may have at most {LARGEST_FILE:,}: "
+            "remove it"
         )
 
 

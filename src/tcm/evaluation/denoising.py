@@ -21,11 +21,11 @@ from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.conditions import Condition
 from tcm.weights import Model
 
-Denoise = Callable[[Tensor, Tensor, Condition | None], Tensor]
+ConditionalDenoise = Callable[[Tensor, Tensor, Condition | None], Tensor]
 """(x, t, condition) ↦ the clean images; the condition is the data's, None if it has none."""
 
 
-def model_denoise(model: Model) -> Denoise:
+def model_denoise(model: Model) -> ConditionalDenoise:
     """A model's f(x, t), under the data's condition if the model takes one."""
     device = next(model.denoiser.parameters()).device
 
@@ -33,7 +33,7 @@ def model_denoise(model: Model) -> Denoise:
         kind = model.card.condition
         if kind is not None and (condition is None or not kind.takes(condition)):
             found = "no labels" if condition is None else "labels that do not fit"
-            raise TcmError(f"the model takes {kind}, and the data has {found}; give data labelled for this model")
+            raise TcmError(f"the model takes {kind}, but the data has {found}; give data labelled for this model")
         given = None if kind is None or condition is None else condition.to(device)
         return model.denoiser(x.to(device), t.to(device), given).cpu()
 
@@ -41,7 +41,7 @@ def model_denoise(model: Model) -> Denoise:
 
 
 def denoising_distances(
-    f: Denoise,
+    f: ConditionalDenoise,
     dataset: Dataset,
     times: Sequence[float],
     reference: Reference,
@@ -72,7 +72,7 @@ def denoising_distances(
 
 
 def _denoised(
-    f: Denoise, dataset: Dataset, indices: Sequence[int], t: float, seed: int, batch: int
+    f: ConditionalDenoise, dataset: Dataset, indices: Sequence[int], t: float, seed: int, batch: int
 ) -> Iterator[Tensor]:
     for start in range(0, len(indices), batch):
         some = indices[start : start + batch]

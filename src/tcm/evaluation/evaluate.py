@@ -31,10 +31,10 @@ def needs_reference_features(metrics: Sequence[Metric]) -> bool:
 
 
 def check_detector(detector: Detector, metrics: Sequence[Metric]) -> None:
-    """Refuse an Inception score without classes now, and not after hours of sampling."""
+    """Refuse an Inception score without classes now rather than after hours of sampling."""
     if "is" in metrics and detector.head is None:
         raise TcmError(
-            f"the detector {detector.name!r} has no class head, so it gives no Inception score; put the public "
+            f"the detector {detector.name!r} has no class head, so it cannot give an Inception score; put the public "
             f"{inception_weights.FILE} into {data_folder()} or give its path as the detector"
         )
 

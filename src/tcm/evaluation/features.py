@@ -60,7 +60,7 @@ class Detector:
     def probabilities(self, features: Tensor) -> Tensor:
         """Class probabilities [n, classes] from features: softmax(W f), without a bias, as the Inception score."""
         if self.head is None:
-            raise TcmError(f"the detector {self.name!r} has no class head, so it gives no class probabilities")
+            raise TcmError(f"the detector {self.name!r} has no class head, and so no class probabilities")
         return (features.double() @ self.head.double().T).softmax(1)
 
 
@@ -77,7 +77,7 @@ def _checked_features(found: object, count: int, name: str) -> Tensor:
     if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != count:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise TcmError(
-            f"the detector {name!r} returned {shape} for {count} images; it must return one row of features each"
+            f"the detector {name!r} returned {shape} for {count} images; it must return one row of features per image"
         )
     return found
 

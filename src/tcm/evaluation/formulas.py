@@ -10,7 +10,7 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 
 BLOCK = 2048
-"""Points whose distances to as many others are in memory at a time."""
+"""Side of a block: this many by this many distances are in memory at a time."""
 
 
 @dataclass(frozen=True)

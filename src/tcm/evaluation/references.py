@@ -126,7 +126,7 @@ def stream_reference(
 ) -> Reference:
     """The reference for a stream; not kept, as what identifies a stream is not its content.
 
-    How many images it has shows at its end, so that their features, if asked for, take a second pass.
+    Its number of images is known only at its end, so their features, if asked for, take a second pass.
     """
     observed = observe(stream_batches(stream, batch, processes), detector, processes=processes)
     features = None
@@ -145,7 +145,7 @@ def reference_of(
     batch: int = 64,
     processes: Processes = ALONE,
 ) -> Reference:
-    """The reference for a data set: from the cache if the same pixels met the same detector before, else computed.
+    """The reference for a data set: from the cache if this detector has seen the same pixels before, else computed.
 
     `keep` asks for features too, which precision, recall and KID need: those of 50,000 images, or of all if fewer.
     """

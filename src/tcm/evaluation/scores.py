@@ -44,7 +44,7 @@ class Score:
 
     @property
     def label(self) -> str:
-        """The metric for people, such as `dFID at t=1`."""
+        """The metric as a label, such as `dFID at t=1`."""
         return self.metric if self.t is None else f"{self.metric} at t={self.t:g}"
 
 
@@ -105,7 +105,7 @@ def compare(first: Sequence[Score], second: Sequence[Score]) -> list[Comparison]
         differing = differing_conditions(left[label], right[label])
         if differing:
             raise TcmError(
-                f"the two scores {label} cannot be compared, their conditions differ: {'; '.join(differing)}; "
+                f"the two scores {label} cannot be compared, because their conditions differ: {'; '.join(differing)}; "
                 "measure both again under the same conditions"
             )
     return [Comparison(left[label], right[label]) for label in common]

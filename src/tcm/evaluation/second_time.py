@@ -41,7 +41,7 @@ def search_time(
     >>> best, score = min(rows, key=lambda row: row[1].value)  # doctest: +SKIP
     """
     if not isinstance(model.sampler, ConsistencySampler):
-        raise TcmError(f"{name} is a {model.sampler.model} model, which takes no second time; give a consistency model")
+        raise TcmError(f"{name} is a {model.sampler.model} model, which has no second time; give a consistency model")
     for t in grid:
         check_times(model.denoiser, [model.card.t_max, t])
     for t in grid:
@@ -52,7 +52,7 @@ def search_time(
 
 def save_second_time(folder: Path, model: Model, t: float) -> None:
     """Write t into the folder's config.json as the time of the second step."""
-    assert isinstance(model.sampler, ConsistencySampler), "search_time sees to it"
+    assert isinstance(model.sampler, ConsistencySampler), "search_time ensures it"
     card = model.card.model_copy(update={"sampler": replace(model.sampler, second_time=t)})
     with atomic_write(folder / "config.json") as file:
         file.write((card.model_dump_json(indent=2) + "\n").encode())

@@ -53,8 +53,8 @@ def merge_statistics(processes: Processes, own: Statistics | None, dimension: in
 def shared_hash(processes: Processes, dataset: Dataset) -> str:
     """A data set's hash, found by the first process for all.
 
-    To compute it may take long. The others hear every minute that it is still running, so that none of them takes
-    the first for dead.
+    This may take long. Every minute the first tells the others that it is still running, so that none of
+    them gives up on it.
     """
     if processes.count == 1:
         return hash_of(dataset)

@@ -98,7 +98,7 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     """
     if a.dimension != b.dimension:
         raise TcmError(
-            f"features of {a.dimension} and {b.dimension} dimensions have no distance; use the same detector"
+            f"features of {a.dimension} and {b.dimension} dimensions cannot be compared; use the same detector"
         )
     cross = torch.linalg.svdvals(_factor(a.covariance).T @ _factor(b.covariance)).sum()
     distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * cross

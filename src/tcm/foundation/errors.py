@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 class TcmError(ValueError):
     """An error that the user can fix; the command line prints it as one line and exits with code 2.
 
-    >>> raise TcmError("times[1]=0.821 lies below t'=1.0; use a time of at least 1.0")
+    >>> raise TcmError("times[1]=0.821 is below t'=1.0; use a time of at least 1.0")
     Traceback (most recent call last):
     ...
-    tcm.foundation.errors.TcmError: times[1]=0.821 lies below t'=1.0; use a time of at least 1.0
+    tcm.foundation.errors.TcmError: times[1]=0.821 is below t'=1.0; use a time of at least 1.0
     """
 
 
@@ -30,7 +30,8 @@ class TcmWarning(UserWarning):
 def describe_validation(error: ValidationError, source: str, model: type | None = None) -> TcmError:
     """The first of a validation's errors as one line: the key, the value, what to do.
 
-    With the validated `model`, the key is named as the user wrote it and a misspelt one meets its nearest neighbour.
+    With the validated `model`, the key is named as the user wrote it, and for a misspelt one the nearest known key is
+    suggested.
     """
     return TcmError(f"{source}: {describe_first(error, model)[1]}")
 
@@ -91,7 +92,7 @@ def _describe_tag(key: str, given: dict[str, Any], context: dict[str, Any]) -> s
 
 
 def _walk(model: type | None, loc: tuple[int | str, ...]) -> tuple[list[str], list[str]]:
-    """A pydantic location as it is written, without the tags of unions, and the keys that exist beside the last."""
+    """A pydantic location as it is written, without the tags of unions, and the keys that exist next to the last."""
     parts: list[str] = []
     siblings: list[str] = []
     here: Any = model
@@ -122,7 +123,7 @@ def _has_tag(choice: Any, tag: int | str) -> bool:
 
 
 def _keys(annotation: Any) -> dict[str, Any]:
-    """The keys of a table and their types; none if it is no table of known keys."""
+    """The keys of a table and their types; none if it is not a table of known keys."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     return get_type_hints(annotation) if isinstance(annotation, type) and is_dataclass(annotation) else {}

@@ -23,7 +23,7 @@ def versions() -> str:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():

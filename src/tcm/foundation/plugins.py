@@ -31,7 +31,7 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, 
     if found is None:
         near = get_close_matches(name, ours, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ours)}"
-        raise KeyInTable(f"{key}={name!r} is unknown; {advice} (a class of your own is named module:Class)")
+        raise KeyInTable(f"{key}={name!r} is unknown; {advice} (name your own class as module:Class)")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise KeyInTable(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
     return cast(type[Base], found)
@@ -45,9 +45,8 @@ def all_classes(ours: Mapping[str, type[Base]], base: type, group: str) -> dict[
 
 
 def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
-    """What a table describes, by the class that its `key` names (a pydantic model or a dataclass, of which unknown keys
-    are errors); its field refuses what is no such table.
-    """
+    """The object that a table describes; its `key` names the class, a pydantic model or a dataclass. Unknown
+    keys are errors. What is not such a table is returned as it is, for the field to refuse."""
     if not isinstance(table, dict):
         return table
     if key not in table:
@@ -55,7 +54,7 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
     if not isinstance(table[key], str):
         return {key: table[key]}
     model = find(table[key])
-    # pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
+    # pydantic accepts no config for a plain dataclass, and without one it ignores unknown keys.
     adapter: TypeAdapter[object] = TypeAdapter(
         cast(Any, model | None), config=ConfigDict(extra="forbid", allow_inf_nan=False)
     )
@@ -68,7 +67,7 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
 
 def _imported(key: str, name: str, module: str, attribute: str) -> object:
     if module not in sys.modules and _lies_in_working_folder(module):
-        raise KeyInTable(f"{key}={name!r} lies in the working folder; if you trust it, put that folder on PYTHONPATH")
+        raise KeyInTable(f"{key}={name!r} is in the working folder; if you trust it, put that folder on PYTHONPATH")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -78,7 +77,7 @@ def _imported(key: str, name: str, module: str, attribute: str) -> object:
 
 
 def _lies_in_working_folder(module: str) -> bool:
-    """`python -m` puts the working folder on the path, and there may lie a stranger's files."""
+    """`python -m` puts the working folder on the path, which may hold a stranger's files."""
     found = find_spec(module.partition(".")[0]) if module.partition(".")[0].isidentifier() else None
     if found is None or found.origin is None:
         return False

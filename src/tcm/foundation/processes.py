@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among all that share the run."""
+    """This process among those that share the run."""
 
     device: torch.device
     rank: int = 0
@@ -88,7 +88,7 @@ def join(device: str | None = None) -> Iterator[Processes]:
         with everyone.agreeing():
             here = _device(device, int(os.environ["LOCAL_RANK"]))
         with warnings.catch_warnings():
-            # Gradients of some 1×1 convolutions come with other strides, which DDP's copy into its buckets mends.
+            # Gradients of some 1×1 convolutions come with other strides, which DDP's copy into its buckets fixes.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield replace(everyone, device=here)
     finally:
@@ -96,7 +96,7 @@ def join(device: str | None = None) -> Iterator[Processes]:
 
 
 def _backend() -> str:
-    """Gloo for what is on the CPU, and beside it the accelerator's own."""
+    """Gloo for the CPU, and the accelerator's own backend."""
     accelerator = best_device()
     if accelerator.type == "cpu":
         return "gloo"

@@ -26,21 +26,21 @@ class StageProgress(Protocol):
         ...
 
     def say(self, message: str) -> None:
-        """Something happened."""
+        """Show a message about the stage."""
         ...
 
 
 class PrintedProgress:
-    """Plain lines."""
+    """Progress as plain lines, for logs."""
 
     def __init__(self, console: Console, stage: str, steps: int) -> None:
         self._console, self._stage, self._steps = console, stage, steps
 
     def begin(self, step: int) -> None:
-        """Nothing to say."""
+        """Print nothing."""
 
     def at(self, step: int) -> None:
-        """Too often for a line."""
+        """Print nothing: this is called at every step."""
 
     def report(self, step: int, means: dict[str, float], images_per_second: float) -> None:
         self._print(f"{self._stage} {step}/{self._steps}  {_numbers(means, images_per_second)}")
@@ -53,7 +53,7 @@ class PrintedProgress:
 
 
 class LiveProgress(PrintedProgress):
-    """A line that moves, with what happened above it."""
+    """A progress bar, with messages above it."""
 
     def __init__(self, live: Progress, stage: str, steps: int) -> None:
         super().__init__(live.console, stage, steps)

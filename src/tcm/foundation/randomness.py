@@ -25,7 +25,7 @@ class SampleStreams:
     """One stream of random numbers per sample; sample i draws the same numbers in any batch and on any device.
 
     A stream is the counter-based generator Philox: its key is the sample's seed, all 128 bits of it, and each draw has
-    a range of counters of its own. The numbers are made on the CPU from raw words, whose values numpy guarantees.
+    its own range of counters. The numbers are made on the CPU from raw words, whose values numpy guarantees.
 
     >>> both, second = SampleStreams([3, 5]), SampleStreams([5])
     >>> bool((both.normal((2, 2))[1] == second.normal((2, 2))[0]).all())
@@ -66,7 +66,7 @@ class SampleStreams:
             row.random_(-(2**63), None, generator=generator)
         self._draws += 1
         sixteenths = words.view(torch.int16)[:, :count]
-        threshold = min(round(probability * 2**16), 2**16 - 1) - 2**15  # 2¹⁵ itself is no int16
+        threshold = min(round(probability * 2**16), 2**16 - 1) - 2**15  # 2¹⁵ itself is not an int16
         return (sixteenths < threshold).view(len(self), *shape)
 
     def _words(self, count: int) -> NDArray[np.uint64]:

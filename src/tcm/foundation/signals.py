@@ -30,7 +30,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests(patient: bool) -> Iterator[StopRequest]:
-    """While the block runs, the stop signals are noted and not obeyed."""
+    """While the block runs, the stop signals are noted and do not end the process."""
     request = StopRequest(patient)
     before = {number: signal.signal(number, request.note) for number in STOP_SIGNALS}
     try:

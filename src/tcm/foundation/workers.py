@@ -1,4 +1,4 @@
-"""Jobs side by side: each worker is a process of its own that computes with one thread."""
+"""Jobs side by side: each worker is a separate process that computes with one thread."""
 
 import multiprocessing
 import os

@@ -38,7 +38,7 @@ class PowerDecay:
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:
-            raise TcmError(f"gamma={self.gamma:g} must lie above 0; 6.94 is a relative width of 0.10")
+            raise TcmError(f"gamma={self.gamma:g} must be above 0; 6.94 is a relative width of 0.10")
 
     def beta(self, iteration: int) -> float:
         """β at iteration i = 1, 2, …."""

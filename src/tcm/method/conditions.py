@@ -34,7 +34,7 @@ class Condition(ABC):
     def to(self, device: torch.device) -> Self: ...
 
     def null(self) -> Self:
-        """The null condition for every image: what guidance leads away from."""
+        """The null condition for every image: what guidance steers away from."""
         return self.keep(torch.zeros(len(self), dtype=torch.bool))
 
 
@@ -90,7 +90,7 @@ class TextEmbeddings(Condition):
         return type(self)(*(to_device(part, device) for part in parts))
 
 
-Choice = int | str | Sequence[int | str]
+ConditionChoice = int | str | Sequence[int | str]
 """What a user chose: one value for all images, or one for each."""
 
 
@@ -98,7 +98,8 @@ Choice = int | str | Sequence[int | str]
 class ConditionKind(ABC):
     """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
 
-    Its field `kind` names the class in a card: one of `KINDS`, an entry point of `tcm.conditions`, or `module:Class`.
+    In a card its field `kind` names the class: one of `CONDITION_KINDS`, an entry point of `tcm.conditions`, or
+    `module:Class`.
     """
 
     @abstractmethod
@@ -106,7 +107,7 @@ class ConditionKind(ABC):
         """What the model takes, in a few words: `10 classes`."""
 
     @abstractmethod
-    def choose(self, choice: Choice, count: int) -> Condition:
+    def choose(self, choice: ConditionChoice, count: int) -> Condition:
         """What a user chose for `count` images."""
 
     @abstractmethod
@@ -157,7 +158,7 @@ class Classes(ConditionKind):
     def __str__(self) -> str:
         return f"{self.count} classes"
 
-    def choose(self, choice: Choice, count: int) -> Labels:
+    def choose(self, choice: ConditionChoice, count: int) -> Labels:
         """What a user chose for `count` images: a label or a class's name for each, or one for all."""
         chosen = [choice] * count if isinstance(choice, int | str) else list(choice)
         if len(chosen) != count:
@@ -203,5 +204,5 @@ class Classes(ConditionKind):
         return self.names[index] if self.names else f"class {index}"
 
 
-KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}
-"""The kinds of this package, by name; text joins here."""
+CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}
+"""The kinds of conditions in this package, by name."""

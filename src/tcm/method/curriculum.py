@@ -32,7 +32,7 @@ class Curriculum:
 
     def __post_init__(self) -> None:
         if not (self.q > 1 and self.d >= 0 and 0 < self.limit < 1 and self.k >= 0):
-            raise TcmError(f"{self} has no Δ_t above 0; use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0")
+            raise TcmError(f"{self} does not keep Δ_t above 0; use q > 1, d ≥ 0, 0 < limit < 1 and k ≥ 0")
 
     def ratio(self, step: int) -> float:
         """The ratio of a step; steps count from 0, the paper's iterations i = step + 1 from 1."""

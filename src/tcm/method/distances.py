@@ -25,7 +25,8 @@ class PseudoHuber:
     def __post_init__(self) -> None:
         if not self.c > 0:
             raise TcmError(
-                f"c={self.c} must lie above 0, or equal images have no gradient; use a small one such as 1e-8"
+                f"c={self.c} must be above 0, because at 0 equal images have no gradient; use a small value such as "
+                "1e-8"
             )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Network(nn.Module, ABC):
 
     def published_names(self) -> dict[str, str]:
         """The name of each of its tensors in the reference's checkpoints."""
-        raise TcmError(f"network={type(self).__name__} has no names in the reference")
+        raise TcmError(f"network={type(self).__name__} has no counterpart in the reference implementation")
 
     def published_constants(self) -> dict[str, Tensor]:
         """Constants that the reference's checkpoints hold besides the weights."""
@@ -50,7 +50,7 @@ class Network(nn.Module, ABC):
         """Draw each sample's dropout masks."""
         if self.dropout == 0:
             return None
-        # All layers' masks in one draw per sample: on an accelerator each draw is a kernel of its own.
+        # All layers' masks in one draw per sample: on an accelerator each draw is a separate kernel.
         sizes = [prod(shape) for shape in self.dropout_shapes]
         together = torch.split(streams.bernoulli((sum(sizes),), 1 - self.dropout), sizes, dim=1)
         return [mask.view(len(mask), *shape) for mask, shape in zip(together, self.dropout_shapes, strict=True)]

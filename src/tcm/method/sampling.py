@@ -88,7 +88,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def evaluations(self, steps: int) -> int:
-        """Evaluations of the network for an image."""
+        """Evaluations of the network per image."""
 
     @abstractmethod
     def name(self, steps: int) -> str:
@@ -108,7 +108,7 @@ class ConsistencySampler(Sampler):
 
     def __post_init__(self) -> None:
         if not self.second_time > 0:
-            raise TcmError(f"second_time={self.second_time:g} must lie above 0")
+            raise TcmError(f"second_time={self.second_time:g} must be above 0")
 
     def times(self, f: Denoiser, steps: int) -> list[float]:
         """The times of `steps` steps."""
@@ -196,7 +196,7 @@ def consistency_times(steps: int, t_max: float, t_last: float) -> list[float]:
     ([80.0], [80.0, 1.0])
     """
     if steps < 1:
-        raise TcmError(f"steps={steps} makes no image; use at least 1")
+        raise TcmError(f"steps={steps} is too low; use at least 1")
     if steps == 1:
         return [t_max]
     return [t_max, *(t_max * (t_last / t_max) ** (i / (steps - 1)) for i in range(1, steps - 1)), t_last]
@@ -208,17 +208,18 @@ def check_times(f: Denoiser, times: Sequence[float]) -> None:
         raise TcmError(f"times is empty; use at least one time, such as {f.t_max:g}")
     if times[0] != f.t_max:
         raise TcmError(
-            f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} first"
+            f"times[0]={times[0]:g} is not T={f.t_max}, where sampling starts from noise; use {f.t_max} as the first "
+            "time"
         )
     for index, t in enumerate(times):
         if not t >= f.t_min:
             remedy = f"use a time of at least {f.t_min:g}"
-            raise TcmError(f"times[{index}]={t:g} lies below {f.t_min:g}, where this model is undefined; {remedy}")
+            raise TcmError(f"times[{index}]={t:g} is below {f.t_min:g}, where this model is undefined; {remedy}")
         if t > f.t_max:
             remedy = f"use a time of at most {f.t_max:g}"
-            raise TcmError(f"times[{index}]={t:g} lies above {f.t_max:g}, where this model is undefined; {remedy}")
+            raise TcmError(f"times[{index}]={t:g} is above {f.t_max:g}, where this model is undefined; {remedy}")
         if index and t >= times[index - 1]:
-            raise TcmError(f"times[{index}]={t:g} does not lie below times[{index - 1}]; sort the times downwards")
+            raise TcmError(f"times[{index}]={t:g} is not below times[{index - 1}]; sort the times in descending order")
 
 
 def _device_of(f: Denoiser) -> torch.device:

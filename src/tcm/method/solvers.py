@@ -54,7 +54,7 @@ def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> li
     [80.0, 2.515, 0.002]
     """
     if steps < 1:
-        raise TcmError(f"steps={steps} makes no image; use at least 1")
+        raise TcmError(f"steps={steps} is too low; use at least 1")
     if steps == 1:
         return [t_max]
     ramp = torch.linspace(0, 1, steps, dtype=torch.float64)

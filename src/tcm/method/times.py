@@ -30,9 +30,9 @@ class TimeDistribution(ABC):
     def __post_init__(self) -> None:
         low, high = self.span
         if not (0 < low < high < inf):
-            raise TcmError(f"times from low={low:g} to high={high:g} are no range; use 0 < low < high")
+            raise TcmError(f"times from low={low:g} to high={high:g} are not a valid range; use 0 < low < high")
         if not self.std > 0:
-            raise TcmError(f"std={self.std:g} of ln t must lie above 0")
+            raise TcmError(f"std={self.std:g} of ln t must be above 0")
 
     @property
     def span(self) -> tuple[float, float]:
@@ -101,7 +101,7 @@ class LogStudentT(TimeDistribution):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.nu > 0:
-            raise TcmError(f"nu={self.nu:g} must lie above 0")
+            raise TcmError(f"nu={self.nu:g} must be above 0")
 
     def standard(self) -> scipy.stats.rv_continuous:
         """Student's t distribution."""

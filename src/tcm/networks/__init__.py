@@ -1,4 +1,4 @@
-"""The free-form network F: each kind in a file of its own, listed here."""
+"""The free-form network F: each kind in its own file, listed here."""
 
 from typing import Annotated, Any
 

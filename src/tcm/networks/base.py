@@ -45,12 +45,12 @@ class NetworkConfig(BaseModel):
 
     @classmethod
     def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
-        """Of the arguments that a file gives to the reference's class, those that matter; an error for unsound ones."""
+        """Of the arguments that a file gives to the reference's class, those that matter; an error for invalid ones."""
         raise TcmError(f"a {cls.__name__} has no published checkpoints")
 
     @classmethod
     def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
-        """The arguments that fit the published tensors, and those of the preconditioning; None if it is not them."""
+        """The arguments that fit the published tensors, with the preconditioning's; None if they are not its own."""
         return None
 
     @classmethod

@@ -34,7 +34,7 @@ from tcm.networks.layers import (
     split_heads,
     translate,
 )
-from tcm.networks.published import infer
+from tcm.networks.unet_arguments import infer
 
 PUBLISHED_PARTS = {
     "norm_0": "norm0",

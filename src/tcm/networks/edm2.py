@@ -33,7 +33,7 @@ from tcm.networks.layers import (
     split_heads,
     translate,
 )
-from tcm.networks.published import infer
+from tcm.networks.unet_arguments import infer
 
 CHANNELS_PER_HEAD = 64
 LABEL_BALANCE, SKIP_BALANCE, RESIDUAL_BALANCE, ATTENTION_BALANCE = 0.5, 0.5, 0.3, 0.3

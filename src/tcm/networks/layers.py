@@ -14,7 +14,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
-from tcm.networks.published import checked
+from tcm.networks.unet_arguments import checked
 
 Resample = Literal["keep", "up", "down"]
 
@@ -49,7 +49,7 @@ class UNetConfig(NetworkConfig):
         reasons = {}
         for name, tensor in weights.items():
             if "map_augment." in name:
-                reasons[name] = "conditions on augmentations, of which there are none here"
+                reasons[name] = "conditions on augmentations, which are not used here"
             elif name.endswith("resample_filter"):
                 if tensor.numel() != 4 or not torch.allclose(tensor.float(), torch.full_like(tensor.float(), 0.25)):
                     raise TcmError(f"{name} is not the filter [1, 1]; NCSN++ and other filters are not supported")
@@ -131,7 +131,7 @@ def class_count(condition: ConditionKind | None) -> int:
     """The number of classes that a network is built for, 0 for none."""
     if isinstance(condition, Classes | None):
         return 0 if condition is None else condition.count
-    raise TcmError(f"condition={condition} is not for this network, which takes class labels; use another network")
+    raise TcmError(f"condition={condition} does not fit this network, which takes class labels; use another network")
 
 
 def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
     if condition is None:
         return rows
     if not isinstance(condition, Labels):
-        raise TcmError(f"a {type(condition).__name__} condition is not for this network; give it class labels")
+        raise TcmError(f"a {type(condition).__name__} condition does not fit this network; give it class labels")
     known = (condition.index >= 0).to(like.dtype)
     return rows.scatter(1, condition.index.clamp_min(0)[:, None], (known * count**0.5)[:, None])
 
@@ -163,7 +163,7 @@ def split_heads(qkv: Tensor, heads: int) -> Tensor:
     """Queries, keys and values (3, B, heads, positions, d) from the channels (heads, d, 3) of images (B, C, H, W).
 
     They are copied so that each vector is contiguous. Torch's fused attention kernels need that, and without it torch
-    falls back in silence to a kernel that holds all weights in memory.
+    silently falls back to a kernel that holds all weights in memory.
     """
     B, channels, height, width = qkv.shape
     parts = qkv.reshape(B, heads, channels // (3 * heads), 3, height * width)

@@ -1,4 +1,4 @@
-"""The reference of all keys, written from the schema; `python -m tcm.recipes.key_tables docs/recipes.md` renews it."""
+"""The reference of all keys, written from the schema; `python -m tcm.recipes.key_tables docs/recipes.md` updates it."""
 
 import dataclasses
 import sys
@@ -21,7 +21,7 @@ MARK = "<!-- Below this line: written by `python -m tcm.recipes.key_tables docs/
 
 
 def _sections_of_stages() -> list[tuple[str, type[BaseModel], type[BaseModel] | None]]:
-    """The keys that each stage adds; those that objectives share stand where the first of them needs them."""
+    """The keys that each stage adds; keys that several objectives share are listed with the first."""
     objectives: dict[type[BaseModel], list[str]] = {}
     for objective, stage in STAGES.items():
         for model in reversed(stage.__mro__):
@@ -83,7 +83,7 @@ def _dataclasses(annotation: Any) -> list[type]:
 
 
 def renewed(page: str) -> str:
-    """A page whose text below the mark is the reference of today."""
+    """The page with the text below the mark replaced by the current reference."""
     above, mark, _ = page.partition(MARK)
     return f"{above}{MARK}\n\n{reference()}" if mark else page
 

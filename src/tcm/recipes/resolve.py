@@ -97,7 +97,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 def _load(name: str, children: tuple[str, ...]) -> Tree:
     """The table of a recipe with those that it extends merged in; `children` are those that led here."""
     if name in children:
-        raise TcmError(f"{children[-1]}: extends={name!r} leads back to itself; remove one `extends` of the circle")
+        raise TcmError(f"{children[-1]}: extends={name!r} is circular; remove one `extends`")
     tree = _read(name, children)
     tree.setdefault("name", Path(name).name.removesuffix(".toml"))
     base = tree.pop("extends", None)
@@ -114,8 +114,8 @@ def _read(name: str, children: tuple[str, ...]) -> Tree:
     asked = f"{children[-1]}: extends={name!r}" if children else f"recipe {name!r}"
     if name not in shipped() and not name.endswith(".toml"):
         near = get_close_matches(name, shipped(), 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"shipped are {', '.join(shipped())}"
-        raise TcmError(f"{asked} does not exist; {advice} (a recipe of your own is a file that ends in .toml)")
+        advice = f"did you mean {near[0]!r}?" if near else f"the shipped recipes are {', '.join(shipped())}"
+        raise TcmError(f"{asked} does not exist; {advice} (your own recipe is a file that ends in .toml)")
     try:
         source = Path(name) if name.endswith(".toml") else files("tcm.recipes") / f"{name}.toml"
         return tomllib.loads(source.read_text("utf-8"))
@@ -128,7 +128,7 @@ def _read(name: str, children: tuple[str, ...]) -> Tree:
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`over` upon `base`, table by table; a table of another kind or objective takes the other's place."""
+    """`over` merged into `base`, table by table; a table of another kind or objective replaces the old one."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
@@ -214,7 +214,7 @@ def _in_order(tree: Tree, source: str) -> Tree:
     listed = isinstance(order, list) and order and all(isinstance(name, str) for name in order)
     if not listed or len(set(order)) < len(order):
         raise TcmError(
-            f"{source}: order={order!r} must be a list of stages, each once; all of them are {json.dumps(list(stages))}"
+            f"{source}: order={order!r} must be a list of stages, each once; the stages are {json.dumps(list(stages))}"
         )
     for name in order:
         if name not in stages:
@@ -256,4 +256,4 @@ def toml_value(value: object) -> str:
             return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if is_dataclass(value) and not isinstance(value, type):
         return toml_value(asdict(value))
-    raise AssertionError(f"a recipe holds no {type(value).__name__}")
+    raise AssertionError(f"a recipe cannot hold a {type(value).__name__}")

@@ -131,15 +131,15 @@ def offset_of(recipe: Recipe, name: str) -> int:
     if isinstance(offset, int):
         return offset
     source = source_stage(recipe, name, roles_of(recipe, name)["student"])
-    assert source is not None, "a recipe's checks see to it"
+    assert source is not None, "a recipe's checks ensure it"
     return offset_of(recipe, source) + recipe.stages[source].steps
 
 
 def _check_offset(recipe: Recipe, name: str, stage: Stage) -> None:
     if stage.schedule_offset == CONTINUE and source_stage(recipe, name, roles_of(recipe, name)["student"]) is None:
         raise TcmError(
-            f"{name}.schedule_offset='{CONTINUE}' counts on from an earlier stage, and init={stage.init!r} names none; "
-            f"give the number of steps that the model was trained for, such as schedule_offset=150000"
+            f"{name}.schedule_offset='{CONTINUE}' continues the count of an earlier stage, but init={stage.init!r} is "
+            "not one; give the number of steps that the model was trained for, such as schedule_offset=150000"
         )
 
 
@@ -176,12 +176,13 @@ def _check_whole(recipe: Recipe) -> None:
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(Recipe.model_fields):
             raise TcmError(
-                f"{name!r} cannot be the name of a stage; use another one of lower-case letters, digits, - and _"
+                f"{name!r} is not allowed as the name of a stage; use another one of lower-case letters, digits, - "
+                "and _"
             )
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):
-        raise TcmError(f"uncertainty={recipe.uncertainty} is learned in no stage; add a diffusion stage or set it to 0")
+        raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage to learn it; add one or set it to 0")
 
 
 def _check_second_time(recipe: Recipe) -> None:
@@ -200,20 +201,25 @@ def _check_turns(recipe: Recipe, name: str) -> None:
     for turn in turns:
         if turn.role not in roles or not roles[turn.role].trained:
             raise TcmError(
-                f"{name}: turns name {turn.role!r}, which is no trained role; give it trained=True or no turn"
+                f"{name}: turns name {turn.role!r}, which is not a trained role; give it trained=True or remove its "
+                "turn"
             )
     for key, role in roles.items():
         if role.follows is not None and (role.follows[0] not in roles or roles[role.follows[0]].follows is not None):
-            raise TcmError(f"{name}: {key} follows {role.follows[0]!r}, which is no role with weights of its own")
+            raise TcmError(
+                f"{name}: {key} follows {role.follows[0]!r}, which does not have its own weights; name a role that does"
+            )
     if all(turn.every != 1 for turn in turns):
-        raise TcmError(f"{name}: turns={[turn.every for turn in turns]} leave step 1 without any; give one every=1")
+        raise TcmError(
+            f"{name}: turns={[turn.every for turn in turns]} leave step 1 without a turn; give one of them every=1"
+        )
 
 
 def _check_dropout(name: str, network: NetworkConfig) -> None:
     if network.dropout and not network.replays_dropout:
         raise TcmError(
-            f"{name}: dropout={network.dropout:g} needs a network that is given its masks, and network.kind="
-            f"{network.kind!r} is not; set dropout=0.0"
+            f"{name}: dropout={network.dropout:g} needs a network that takes dropout masks, but network.kind="
+            f"{network.kind!r} does not; set dropout=0.0"
         )
 
 
@@ -227,7 +233,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     source = source_stage(recipe, name, role)
     if role.knows_null and source is not None and (remedy := recipe.stages[source].null_remedy(source)):
         raise TcmError(
-            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that also knows images without a label; "
+            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "
             f"{remedy} or {name}.{role.knows_null}"
         )
     if source is None:
@@ -236,14 +242,14 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     stage = recipe.stages[source]
     if source not in fitting:
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is the {stage.objective} stage {source!r}, which cannot be a "
+            f"{name}.{role.key}={role.source!r} is the {stage.objective} stage {source!r}, which cannot provide the "
             f"{role.key} model; {'' if fitting else f'put a stage that makes one before {name!r}, or '}"
             f"use one of: {', '.join(choices)}"
         )
     low, high = stage.span(recipe)
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is asked for {asked}, and the stage {source!r} is defined "
+            f"{name}.{role.key}={role.source!r} is asked for {asked}, but the stage {source!r} is defined only "
             f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
 

@@ -8,8 +8,8 @@ from tcm.recipes.resolve import to_toml
 from tcm.report import figures
 from tcm.report.drawing import ObservedRun
 from tcm.report.headline import denoising_curves, denoising_metric, measure_command
-from tcm.report.html import Content, beside, code, details, figure, html, paragraph, section, table
-from tcm.report.opening import duration
+from tcm.report.html import Content, code, details, figure, html, paragraph, section, side_by_side, table
+from tcm.report.overview import duration
 from tcm.report.records import RunRecord, StageRecord
 from tcm.training.starts import start_now
 
@@ -23,10 +23,10 @@ def losses(runs: Sequence[ObservedRun]) -> str:
             svg = figures.loss_by_time(run.record.recipe, stage, colours[stage.name])
             parts.append(_plot(svg, f"Loss by noise level, {stage.name}", _named(run, stage.name, runs)))
     sentence = (
-        "The loss at each noise level in the first, second and last third of a stage: where the curves lie apart the "
-        "model was still learning, where they lie on each other it has learned what it can."
+        "The loss at each noise level in the first, second and last third of a stage: where the curves differ, the "
+        "model was still learning; where they coincide, it has learned what it can."
     )
-    return section("Loss by noise level", sentence, beside(parts)) if parts else ""
+    return section("Loss by noise level", sentence, side_by_side(parts)) if parts else ""
 
 
 def stability(runs: Sequence[ObservedRun]) -> str:
@@ -41,7 +41,7 @@ def stability(runs: Sequence[ObservedRun]) -> str:
         stages = [stage for stage in _consistency(run.record) if stage.numbers]
         if stages:
             svg = figures.gradient_norms(stages, colours, limits)
-            caption = "Gradient norm of the consistency stages: the mean, and up to the largest as a band."
+            caption = "Gradient norm of the consistency stages: the mean, with a band up to the maximum."
             norms.append(_plot(svg, "Gradient norm of the consistency stages", _named(run, caption, runs)))
             captions = {name: text for stage in stages for name, text in stage.spec.schedule_captions.items()}
             for name, caption in captions.items():
@@ -49,7 +49,7 @@ def stability(runs: Sequence[ObservedRun]) -> str:
                 schedules.append(_plot(svg, f"{name} over steps", _named(run, caption, runs)))
     sentence = (
         "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
-        "training, which holds the hardest pairs from its first step, should not."
+        "training, which uses the hardest pairs from its first step, should not spike."
     )
     return section("Stability", sentence, _pairs(norms, schedules))
 
@@ -63,7 +63,10 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
         t_prime = _t_prime(record)
         stages = _consistency(record) or record.stages
         svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
-        caption = "Where each stage's training times lie: truncation spends all above t′ (its peak there is cut off)."
+        caption = (
+            "Where each stage's training times lie: truncated training uses only times above t′ (the peak there is "
+            "cut off)."
+        )
         if t_prime is None:
             caption = "Where each stage's training times lie."
         times.append(_plot(svg, "Densities of the training times", _named(run, caption, runs)))
@@ -111,7 +114,7 @@ def record(runs: Sequence[ObservedRun]) -> str:
     parts = [table(["stage", "wall time", "images seen", "machine", "versions"], rows, "long"), paragraph(made, "note")]
     for run in runs:
         parts += [_events(run, runs), _scores(run, runs), _recipe(run, runs)]
-    sentence = "Wall time is that of the steps that count; what a restart repeated is counted once."
+    sentence = "Wall time covers the steps that count; steps repeated after a restart are counted once."
     return section("How it was made", sentence, *parts)
 
 
@@ -171,10 +174,10 @@ def _t_prime(run: RunRecord) -> float | None:
 
 
 def _pairs(first: list[str], second: list[str]) -> str:
-    """Two kinds of figures: beside each other for one run, below each other for several runs side by side."""
+    """Two kinds of figures: next to each other for one run, below each other for several runs side by side."""
     if len(second) == 1:
-        return beside([*first, *second])
-    return (beside(first) if first else "") + beside(second)
+        return side_by_side([*first, *second])
+    return (side_by_side(first) if first else "") + side_by_side(second)
 
 
 def _plot(svg: str, label: str, caption: str) -> str:

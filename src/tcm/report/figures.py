@@ -21,7 +21,7 @@ from tcm.training.metrics import time_bins
 INK, MUTED, RULE = "#000001", "#000002", "#000003"
 SERIES = ("#000010", "#000011", "#000012", "#000013", "#000014")
 VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
-    stand_in: f"--series-{place}" for place, stand_in in enumerate(SERIES)
+    stand_in: f"--series-{index}" for index, stand_in in enumerate(SERIES)
 }
 STYLE: Any = {
     "svg.fonttype": "none",

@@ -8,7 +8,7 @@ from tcm.data import Dataset, open_dataset
 from tcm.evaluation.features import load_detector
 from tcm.foundation.errors import TcmError
 from tcm.report.drawing import COLUMNS, ObservedRun, PathFromNoise, Showpiece
-from tcm.report.html import Content, Html, beside, figure, html, paragraph, rows_of_images, section
+from tcm.report.html import Content, Html, figure, html, paragraph, rows_of_images, section, side_by_side
 from tcm.report.neighbours import closeness, nearest
 from tcm.report.records import RunRecord
 
@@ -24,12 +24,12 @@ def same_seeds(runs: Sequence[ObservedRun]) -> str:
             for drawing in run.drawings
             for drawn in drawing.drawn
         ]
-        label = f"{COLUMNS} samples of the same seeds from each stage of {run.record.name}, a row for each"
+        label = f"{COLUMNS} samples of the same seeds from each stage of {run.record.name}, one row per stage"
         return figure(rows_of_images(rows), label) if rows else ""
 
     sentence = (
-        "Each column begins with the same noise and condition: where a row shows the picture above it, the model has "
-        "kept to the diffusion model's trajectory; where it shows another, it has found its own."
+        "Each column begins with the same noise and condition: where it repeats the picture above, the model has kept "
+        "to the diffusion model's trajectory; where it does not, it has found its own."
     )
     return _section("Same seeds", sentence, runs, render)
 
@@ -42,10 +42,10 @@ def per_condition(runs: Sequence[ObservedRun]) -> str:
         if piece is None or piece.examples is None:
             return ""
         rows: list[tuple[Content, torch.Tensor]] = list(zip(piece.captions, piece.examples, strict=True))
-        label = f"Samples of {run.record.name}, a row for each condition"
+        label = f"Samples of {run.record.name}, one row per condition"
         return figure(rows_of_images(rows, "two small"), label, f"{piece.stage.name}, {piece.way}")
 
-    sentence = "A row for each condition: all images should be what it says, and no two of them the same."
+    sentence = "One row per condition: every image should match it, and no two should be the same."
     return _section("Each condition", sentence, runs, render)
 
 
@@ -63,8 +63,8 @@ def paths(runs: Sequence[ObservedRun]) -> str:
         )
 
     sentence = (
-        "What the network is given and, to the right of it, what it returns, step by step: the first answer is an "
-        "image already; each further step adds less noise to it and asks again."
+        "Step by step, what the network is given and, to its right, what it returns: the first output is already an "
+        "image; each further step adds noise, less than before, and denoises it again."
     )
     return _section("From noise to image", sentence, runs, render)
 
@@ -82,7 +82,7 @@ def interpolations(runs: Sequence[ObservedRun]) -> str:
         return figure(rows_of_images(rows), label, f"{piece.stage.name}, {piece.way}")
 
     sentence = (
-        "From left to right the noise turns into another one: the image should change smoothly and stay an image; "
+        "From left to right one noise turns into another: the image should change smoothly and stay an image; "
         "jumps or blur in the middle mean a rough map."
     )
     return _section("Between two noises", sentence, runs, render)
@@ -122,7 +122,7 @@ def _neighbours(run: RunRecord, piece: Showpiece, dataset: Dataset) -> str:
     caption = (
         f"Median distance to the nearest training image{searched}, root mean square over pixels of 255: "
         f"{close.samples:.1f} for {len(piece.samples)} samples, {close.training:.1f} for training images themselves. "
-        "Far below the latter would be copying."
+        "A value far below the second would mean copying."
     )
     return figure(rows_of_images(rows), f"Samples of {run.name} above their nearest training images", caption)
 
@@ -145,4 +145,4 @@ def _section(title: str, sentence: str, runs: Sequence[ObservedRun], render: Cal
         return ""
     if len(runs) == 1:
         return section(title, sentence, parts[0][1])
-    return section(title, sentence, beside([f"<div><h3>{html(name)}</h3>{part}</div>" for name, part in parts]))
+    return section(title, sentence, side_by_side([f"<div><h3>{html(name)}</h3>{part}</div>" for name, part in parts]))

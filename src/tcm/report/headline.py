@@ -67,7 +67,7 @@ def best_value(rows: Sequence[Row]) -> float | None:
 
 
 def value_text(row: Row) -> str:
-    """A line's score for people; what has not been measured, or not like the others, says so."""
+    """A line's score as text; what has not been measured, or not like the others, says so."""
     score = row.score
     if score is None:
         return "not comparable" if row.incomparable else "not measured"
@@ -76,7 +76,7 @@ def value_text(row: Row) -> str:
 
 
 def speed_text(images_per_second: float) -> str:
-    """Images per second for people.
+    """Images per second as text.
 
     >>> speed_text(1234.5), speed_text(0.123)
     ('1,234', '0.12')

@@ -54,9 +54,9 @@ def figure(content: str, label: str, caption: Content = "") -> str:
     return f'<figure><div role="img" aria-label="{escape(label)}">{content}</div>{below}</figure>'
 
 
-def beside(parts: Sequence[str]) -> str:
+def side_by_side(parts: Sequence[str]) -> str:
     """Figures side by side, where the page is wide enough."""
-    return f'<div class="beside">{"".join(parts)}</div>'
+    return f'<div class="side-by-side">{"".join(parts)}</div>'
 
 
 def table(heads: Sequence[Content], rows: Sequence[Sequence[Content]], kind: str = "", caption: str = "") -> str:
@@ -106,8 +106,8 @@ def row_png(images: Tensor) -> bytes:
     pixels = pixels.repeat(scale, 2).repeat(scale, 3)
     gap = max(1, pixels.shape[3] // 16)
     sheet = np.zeros((pixels.shape[2], count * (pixels.shape[3] + gap), channels + 1), np.uint8)
-    for place, one in enumerate(pixels):
-        left = place * (pixels.shape[3] + gap)
+    for index, one in enumerate(pixels):
+        left = index * (pixels.shape[3] + gap)
         sheet[:, left : left + pixels.shape[3], :channels] = one.transpose(1, 2, 0)
         sheet[:, left : left + pixels.shape[3], channels] = 255
     return png_of(Image.fromarray(sheet, "LA" if channels == 1 else "RGBA"))

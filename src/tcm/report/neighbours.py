@@ -61,7 +61,7 @@ def nearest(samples: Tensor, dataset: Dataset, k: int, detector: Detector | None
 
 
 def closeness(samples: Tensor, dataset: Dataset) -> Closeness:
-    """How near samples come to training images, beside how near training images come to each other."""
+    """How near samples come to training images, compared with how near training images come to each other."""
     count = min(len(samples), dataset.count)
     some = np.random.default_rng(0).permutation(searched(dataset))[:count]
     among_training = nearest(torch.from_numpy(dataset.pixels(some)), dataset, k=2).distances[:, -1]

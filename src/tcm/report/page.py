@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from tcm.foundation.files import atomic_write
-from tcm.report import curves, galleries, opening
+from tcm.report import curves, galleries, overview
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding
 
@@ -17,10 +17,10 @@ def render(runs: Sequence[ObservedRun]) -> str:
     """The whole page of one run, or of several side by side."""
     title = " and ".join(run.record.name for run in runs)
     parts = [
-        opening.opening(runs),
-        opening.headline(runs),
-        opening.recipe_differences(runs),
-        opening.in_progress(runs),
+        overview.top(runs),
+        overview.headline(runs),
+        overview.recipe_differences(runs),
+        overview.in_progress(runs),
         galleries.same_seeds(runs),
         galleries.per_condition(runs),
         galleries.paths(runs),

@@ -1,4 +1,4 @@
-"""What a run's folder tells: recipe, progress, numbers, events, scores; a run in progress or a failed one too."""
+"""What a run's folder holds: recipe, progress, numbers, events, scores; a run in progress or a failed one too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class StageRecord:
 
     @property
     def step(self) -> int:
-        """The last step that the metrics tell of."""
+        """The last step in the metrics."""
         return max((int(line["step"]) for line in self.lines), default=0)
 
     @property

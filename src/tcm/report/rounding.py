@@ -19,8 +19,8 @@ def rounding(runs: Sequence[ObservedRun]) -> str:
         parts.append(found)
     sentence = (
         "Cosines with what IEEE fp32 computes from the same weights and images: of the gradient, and of the difference "
-        f"f(x_t) − f(x_r) of the pairs at each noise level. 1 means that rounding does nothing; below {GOOD} it is a "
-        "part of what the stage learns from."
+        f"f(x_t) − f(x_r) of the pairs at each noise level. 1 means that rounding does nothing; below {GOOD} the "
+        "stage learns partly from rounding."
     )
     return section("Rounding", sentence, *parts) if any(parts) else ""
 

@@ -26,8 +26,8 @@ def preview(images: Tensor, columns: int = 8) -> Segments:
     for start in range(0, len(pixels), columns):
         row = pixels[start : start + columns]
         for top in range(0, row.shape[2], 2):
-            for place, image in enumerate(row):
-                segments += [Segment(" ")] if place else []
+            for column, image in enumerate(row):
+                segments += [Segment(" ")] if column else []
                 segments += _half_blocks(image[:, top : top + 2])
             segments.append(Segment.line())
         # Between two rows of images, half a line is enough.

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, synced, renamed, checksummed; the last K are kept.
+"""Checkpoints that exist whole or not at all: written aside, synced, renamed, checksummed; the last K are kept.
 
 The tensors go through torch.distributed.checkpoint into safetensors files, so that a run can resume with another number
 of processes, and so that reading a checkpoint never unpickles anything.
@@ -86,7 +86,7 @@ class Checkpoints:
                     shutil.rmtree(self.folder / f"step-{old}")
 
     def newest(self) -> Newest:
-        """The newest whole checkpoint; a damaged one is named, put aside, and the one before it is taken."""
+        """The newest whole checkpoint; a damaged one is reported and set aside, and the one before it is used."""
         if self.processes.first:
             for half in self.folder.glob(f"{ASIDE}*"):
                 shutil.rmtree(half)
@@ -96,7 +96,7 @@ class Checkpoints:
             damage = next(filter(None, self.processes.gather(self._damage(path))), None)
             if damage is None:
                 return Newest(path, tuple(found))
-            found.append(f"{path} is damaged ({damage}) and left out")
+            found.append(f"{path} is damaged ({damage}); it is skipped")
             if self.processes.first:
                 aside = path.with_name(f"damaged-{path.name}")
                 shutil.rmtree(aside, ignore_errors=True)

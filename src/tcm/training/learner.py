@@ -18,7 +18,7 @@ from tcm.method.preconditioning import Denoiser
 from tcm.recipes.stages import Optimization
 from tcm.training.checkpoint import LearnerPosition
 from tcm.training.guard import GuardState, Verdict, judge
-from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.optimizers import build_optimizer, learning_rate
 
 
 class LossModule(nn.Module):
@@ -38,7 +38,7 @@ class LossModule(nn.Module):
 
 
 class Learner:
-    """A role's network in training, with settings of its own; its loss is scaled where the stage computes in fp16."""
+    """A role's network in training, with its own settings; its loss is scaled where the stage computes in fp16."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Learner:
 
     @property
     def before(self) -> str:
-        """What stands before the names of its numbers and tensors: nothing for the student."""
+        """The prefix of its numbers and tensors: empty for the student."""
         return "" if self.role == "student" else f"{self.role}."
 
     def learning_rate(self, step: int) -> float:

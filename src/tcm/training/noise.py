@@ -1,4 +1,4 @@
-"""What a precision's rounding does to a stage: its gradient and its pairs beside those of IEEE fp32.
+"""What a precision's rounding does to a stage: its gradient and its pairs compared with those of IEEE fp32.
 
 The consistency loss is a small difference of two large outputs, so that rounding which a diffusion model never notices
 may be all that is left of it.
@@ -62,7 +62,7 @@ class Noise:
 
 
 def bin_names(bin_edges: Tensor) -> list[str]:
-    """How the bins of t are called.
+    """The names of the bins of t.
 
     >>> bin_names(torch.tensor([0.1, 1.0, 10.0]))
     ['t 0.1 to 1', 't 1 to 10']
@@ -71,7 +71,7 @@ def bin_names(bin_edges: Tensor) -> list[str]:
 
 
 def read_noise(lines: Sequence[dict[str, Any]]) -> Noise | None:
-    """What the lines of a metrics.jsonl tell of it."""
+    """The record of it in the lines of a metrics.jsonl."""
     found = [line for line in lines if "gradient_cosine" in line]
     if not found:
         return None
@@ -104,7 +104,7 @@ def refuse_noise(stage: str, noise: Noise) -> None:
     if noise.lowest < LEAST:
         raise TcmError(
             f"{stage}.precision={noise.precision!r} leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
-            f"{noise.lowest:.2f}, below {LEAST}; use precision='fp32', or accept_noise=true to train all the same"
+            f"{noise.lowest:.2f}, below {LEAST}; use precision='fp32', or accept_noise=true to train anyway"
         )
 
 

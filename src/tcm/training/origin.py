@@ -30,7 +30,7 @@ class Known:
     problem: str | None = None
 
     def wait(self, seconds: float) -> bool:
-        """It is there already."""
+        """Return at once: the identity is already known."""
         return True
 
 
@@ -61,7 +61,7 @@ class Notes:
         self._write()
         if self._hashing.problem and not stop:
             self._console.print(
-                f"the models do not note the hash of their data: {self._hashing.problem}",
+                f"the models do not record the hash of their data: {self._hashing.problem}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -30,7 +30,7 @@ from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
-from tcm.training.start import Sources, card_of, check_run, needed_stages, stage_models
+from tcm.training.stage_models import Sources, card_of, check_run, needed_stages, stage_models
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -42,7 +42,7 @@ LOCK_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunOptions:
     """How a run is carried out; nothing here changes what it computes, but for the model that it starts from."""
 
     init: str | None = None
@@ -59,12 +59,12 @@ class Run:
     folder: Path
     processes: Processes
     console: Console
-    settings: Settings = Settings()
+    options: RunOptions = RunOptions()
 
     def train(self) -> bool:
         """Carry out all stages; false if a signal stopped the run before the end.
 
-        Called again on the same folder it resumes, to the same weights; how exactly, `docs/training.md` says.
+        Called again on the same folder it resumes, to the same weights; `docs/training.md` says how exactly.
         """
         with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
@@ -83,10 +83,12 @@ class Run:
     def train_side_by_side(self, workers: int, also: Sequence[Job] = ()) -> bool:
         """Carry out all stages in up to `workers` processes of one thread, and what is `also` to do after some of them.
 
-        A stage begins when those whose models it needs are done; its weights do not depend on what runs beside it.
+        A stage begins when those whose models it needs are done; its weights do not depend on what runs alongside it.
         """
         if self.processes.count > 1 or self.processes.device.type != "cpu":
-            raise TcmError(f"workers={workers} is for the CPU and without torchrun; leave it out or use --device cpu")
+            raise TcmError(
+                f"workers={workers} works only on the CPU and without torchrun; leave it out or use --device cpu"
+            )
         with stop_requests(patient=False) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
             _note(self.folder, self.recipe, plan.init)
@@ -103,7 +105,7 @@ class Run:
                 return True
 
     def _job(self, name: str) -> Job:
-        work = partial(train_stage_alone, self.recipe, self.folder, self.settings, name)
+        work = partial(train_stage_alone, self.recipe, self.folder, self.options, name)
         return Job(name, work, needed_stages(self.recipe, name))
 
     def _plan(self) -> "_Plan":
@@ -111,7 +113,7 @@ class Run:
         with self.processes.agreeing():
             self._check_processes()
             _check_recipe(self.recipe, self.folder)
-            init = _noted_init(self.settings.init, self.folder)
+            init = _noted_init(self.options.init, self.folder)
             data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
@@ -133,7 +135,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
-            opened.enter_context(deterministic_kernels(self.settings.deterministic))
+            opened.enter_context(deterministic_kernels(self.options.deterministic))
             metrics, trackers = None, []
             with self.processes.agreeing():
                 if self.processes.first:
@@ -142,7 +144,7 @@ class Run:
                     metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
                     trackers = [
                         opened.enter_context(closing(open_tracker(tracker, folder)))
-                        for tracker in self.settings.trackers
+                        for tracker in self.options.trackers
                     ]
             progress = show(folder.name, stage.steps)
             finished = StageLoop(
@@ -169,13 +171,13 @@ class Run:
         )
 
     def _trainer(self, name: str, models: dict[str, Model]) -> Trainer:
-        """Place the models on the device, shard and compile them as the run wants it."""
+        """Move the models to the device; shard and compile them as the run's options say."""
         stage, roles = self.recipe.stages[name], roles_of(self.recipe, name)
         for key, model in models.items():
             model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
             if roles[key].precision == "bf16":
                 store_in_bfloat16(model.denoiser.network)
-            if self.settings.sharded:
+            if self.options.sharded:
                 shard(model.denoiser)
             if stage.compile:
                 model.denoiser.network.compile()
@@ -200,8 +202,8 @@ class Run:
             model.save(folder)
 
     def _check_processes(self) -> None:
-        if self.settings.sharded and not dist.is_initialized():
-            raise TcmError("--shard needs several processes, and there is one; start them with torchrun")
+        if self.options.sharded and not dist.is_initialized():
+            raise TcmError("--shard needs several processes, but there is only one; start them with torchrun")
         for name, stage in self.recipe.stages.items():
             share = self.processes.count * stage.accumulation
             if stage.batch % share:
@@ -230,10 +232,10 @@ class _Plan:
 
 
 def train_stage_alone(
-    recipe: Recipe, folder: Path, settings: Settings, name: str, send: Send, stop: StopRequest
+    recipe: Recipe, folder: Path, options: RunOptions, name: str, send: Send, stop: StopRequest
 ) -> bool:
     """A worker's job: one stage of a run whose lock is held by the process that started the worker."""
-    run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), settings)
+    run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), options)
     plan = run._plan()
     return run._train_stage(name, plan, plan.cards[name], partial(SentProgress, send), stop)
 
@@ -258,7 +260,7 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
     except Timeout as error:
         raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
     except OSError as error:
-        raise TcmError(f"{run} cannot be a run's folder ({error.strerror}); choose another --run") from error
+        raise TcmError(f"{run} cannot be used as a run's folder ({error.strerror}); choose another --run") from error
 
 
 def _check_recipe(recipe: Recipe, run: Path) -> None:
@@ -269,7 +271,7 @@ def _check_recipe(recipe: Recipe, run: Path) -> None:
     differing = [difference for difference in found if not difference.startswith(ahead)]
     if differing:
         remedy = "use the run's own recipe or another --run"
-        raise TcmError(f"{run} was begun with another recipe ({'; '.join(differing)}); {remedy}")
+        raise TcmError(f"{run} was started with another recipe ({'; '.join(differing)}); {remedy}")
 
 
 def _begun(stage: Path) -> bool:
@@ -283,7 +285,7 @@ def _noted_init(given: str | None, run: Path) -> str | None:
     path = run / INIT_FILE
     noted = path.read_text("utf-8") if path.exists() else given
     if given not in (None, noted):
-        raise TcmError(f"{run} was begun with --init {noted} and not {given}; leave --init out or use another --run")
+        raise TcmError(f"{run} was started with --init {noted}, not {given}; leave out --init or use another --run")
     return noted
 
 
@@ -299,16 +301,18 @@ def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
     """Check that the data is what the recipe says; returns the condition that the network is given."""
     if recipe.image_shape is not None and data.shape != recipe.image_shape:
         raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, and image_shape is "
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, but image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
     expected = condition_of(recipe)
     found = data.condition_kind if recipe.conditional or expected is not None else None
     if recipe.conditional and found is None:
-        raise TcmError(f"conditional=true, and data.path={recipe.data.path} has no labels; add labels or unset it")
+        raise TcmError(
+            f"conditional=true, but data.path={recipe.data.path} has no labels; add labels or set conditional=false"
+        )
     if expected is not None and found != expected:
         has = "no labels" if found is None else found
-        raise TcmError(f"data.path={recipe.data.path} has {has}, and classes={recipe.classes}; correct it")
+        raise TcmError(f"data.path={recipe.data.path} has {has}, but classes={recipe.classes}; correct one of them")
     return found if recipe.conditional else None
 
 

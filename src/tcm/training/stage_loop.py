@@ -134,7 +134,7 @@ class StageLoop:
             if returns > guard.retries:
                 self._event(step, "failed", record.reason)
                 raise TcmError(
-                    f"training does not recover: {record.reason}, {guard.patience} times in a row, also after "
+                    f"training does not recover: {record.reason}, {guard.patience} times in a row, even after "
                     f"{guard.retries} returns to {newest}; {self._remedy()}"
                 )
         position = self.checkpoints.load(newest, trainer.tensors())
@@ -177,7 +177,7 @@ class StageLoop:
         return step % stage.sample_every == 0 or step == stage.steps
 
     def _sample(self, step: int, loaded: LoadedBatch) -> None:
-        """Write a grid of fixed seeds made with the averaged weights, and watch for collapse beside the data."""
+        """Write a grid of fixed seeds made with the averaged weights, and watch their spread for collapse."""
         with self.trainer.averaged():
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
         if not self.trainer.processes.first:

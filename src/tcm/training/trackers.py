@@ -16,10 +16,10 @@ class TrackerName(StrEnum):
 
 
 class Tracker(Protocol):
-    """Something that takes named numbers at a step."""
+    """A service that logs numbers."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Take them."""
+        """Log named numbers of a step."""
         ...
 
     def close(self) -> None:

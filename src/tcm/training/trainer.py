@@ -77,7 +77,7 @@ class Trainer:
     def step(self, step: int, loaded: LoadedBatch, stop: bool = False) -> StepRecord:
         """The updates of all roles whose turn it is: loss, backward, clip, optimiser, averages.
 
-        The guard decides whether an update is made; the step's verdict is the gravest of its turns'.
+        The guard decides whether an update is made; the step's verdict is the most severe of its turns'.
         """
         due = [turn.role for turn in self.stage.turns if step % turn.every == 0]
         records = {role: self._turn(self.learners[role], step, loaded, stop) for role in due}

@@ -19,7 +19,7 @@ def load(path: str | Path) -> Model:
 
 
 def inspect(path: str | Path) -> ModelCard:
-    """The card of that model; its weights are downloaded and found to be whole, but not read.
+    """The card of that model; its weights are downloaded and checked to be intact, but not read.
 
     >>> inspect("digits").kind
     'truncated'
@@ -39,7 +39,7 @@ def _find(path: str | Path) -> Path:
 
 
 def _download(name: str) -> Path:
-    """The folder of a model that the hub offers."""
+    """The folder of a model on the hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -47,4 +47,4 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TcmError(f"{name} is neither a folder nor a model that the hub offers ({reason})") from error
+        raise TcmError(f"{name} is neither a folder nor a model on the hub ({reason})") from error

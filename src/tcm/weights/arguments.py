@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.networks import NetworkConfig, networks
+from tcm.weights.module_pickles import Module
 from tcm.weights.pickles import shown
-from tcm.weights.published import Module
 
 POSITIONAL = ("img_resolution", "img_channels", "label_dim")
 
@@ -32,12 +32,12 @@ def published_network(model_type: object) -> type[NetworkConfig]:
     found = next((config for config in known if model_type in config.published_types), None)
     if found is None:
         names = ", ".join(name for config in known for name in config.published_types)
-        raise TcmError(f"the network {shown(str(model_type))!r} is not supported; these are: {names}")
+        raise TcmError(f"the network {shown(str(model_type))!r} is not supported; supported are: {names}")
     return found
 
 
 def checked(given: Mapping[str, object], path: Path) -> dict[str, object]:
-    """The arguments that matter, each of a sound type and size; any other is an error that names it."""
+    """The arguments that matter, each of a valid type and size; any other is an error that names it."""
     frame = {name: given[name] for name in Frame.model_fields if name in given}
     own = {name: value for name, value in given.items() if name not in frame and name != "model_type"}
     try:

@@ -36,7 +36,7 @@ def reference_arguments(card: ModelCard) -> dict[str, object]:
     """The reference's constructor arguments for a model: the inverse of `tcm.weights.edm_names.parse_arguments`."""
     channels, height, width = card.image_shape
     if height != width:
-        raise TcmError(f"image_shape={card.image_shape} is not square, and the reference knows square images only")
+        raise TcmError(f"image_shape={card.image_shape} is not square, but the reference supports only square images")
     return {
         "img_resolution": height,
         "img_channels": channels,

@@ -17,16 +17,16 @@ from tcm.networks import ImageShape, networks
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
 from tcm.weights.edm_names import load_denoiser, parse_arguments
 from tcm.weights.model import Model, ModelCard, Provenance
+from tcm.weights.module_pickles import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.pickles import Refused, refusal, shown
-from tcm.weights.published import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.torchfiles import read_torch
 
-Kind = Literal["diffusion", "consistency", "truncated"]
+ModelKind = Literal["diffusion", "consistency", "truncated"]
 """What published models were trained as."""
 
 PLAIN_NAME = re.compile(r"[\w.\-]+", re.ASCII)
 OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
-KINDS: dict[str, Kind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
+KIND_OF_CLASS: dict[str, ModelKind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
 CONSISTENCY_CLASSES = {"ECMPrecond"}
 PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
 MAX_NESTING = 4
@@ -42,7 +42,7 @@ class Found:
     weights: Mapping[str, Tensor]
     arguments: Mapping[str, object]
     licence: str
-    kind: Kind | None = None
+    kind: ModelKind | None = None
     not_used: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Imported:
 
 
 def import_checkpoint(
-    path: Path, kind: Kind | None = None, t_prime: float | None = None, second_time: float | None = None
+    path: Path, kind: ModelKind | None = None, t_prime: float | None = None, second_time: float | None = None
 ) -> Imported:
     """The model in a checkpoint of EDM, EDM2, ECT, TCM or FastGen; nothing in the file is run.
 
@@ -77,14 +77,15 @@ def import_checkpoint(
         raise TcmError(f"{path}: does not say what it was trained as; add --as diffusion, consistency or truncated")
     if (chosen == "truncated") != (t_prime is not None):
         raise TcmError(
-            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model alone needs its t', such as 1.0"
+            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model needs its t', such as 1.0, and no "
+            "other has one"
         )
     if t_prime is not None and not 0.002 < t_prime < 80:
         raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
     low = t_prime or 0.002
     if second_time is not None and chosen == "diffusion":
         raise TcmError(
-            f"--second-time={second_time} is for consistency models, and this is a diffusion model; remove it"
+            f"--second-time={second_time} is for consistency models, but this is a diffusion model; remove it"
         )
     if second_time is not None and not low <= second_time < 80:
         raise TcmError(f"--second-time={second_time} must be at least {low} and below 80, where the model is defined")
@@ -95,7 +96,9 @@ def import_checkpoint(
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, TcmError):
             raise TcmError(f"{path}: {error}") from error
-        raise TcmError(f"{path}: its arguments make no network ({shown(str(error))}); download it again") from error
+        raise TcmError(
+            f"{path}: its arguments do not make a valid network ({shown(str(error))}); download it again"
+        ) from error
     if t_prime is not None:
         denoiser.t_min = t_prime
     head = denoiser.uncertainty
@@ -145,9 +148,7 @@ def read_checkpoint(path: Path) -> Found:
         raise TcmError(f"{path}: its tensors are larger than the file; download the file again")
     for name, tensor in found.weights.items():
         if tensor.dtype not in PRECISIONS or not bool(torch.isfinite(tensor).all()):
-            raise TcmError(
-                f"{path}: {name} ({tensor.dtype}) holds what is not a finite number; download the file again"
-            )
+            raise TcmError(f"{path}: {name} ({tensor.dtype}) holds NaN or infinity; download the file again")
     return found
 
 
@@ -162,8 +163,8 @@ def from_modules(content: object, path: Path) -> Found:
     encoder = as_module(entries.get("encoder"))
     if encoder and encoder.class_name != "StandardRGBEncoder":
         raise TcmError(
-            f"{path}: works on the latents of a {shown(encoder.class_name)}, and only images are supported; "
-            "take the 64×64 model"
+            f"{path}: works on the latents of a {shown(encoder.class_name)}, but only images are supported; take the "
+            "64×64 model"
         )
     weights = plainly_named(dict(tensors(entries[key])), path)
     others = [str(other) for other in entries if other not in (key, "encoder") and entries[other] is not None]
@@ -176,20 +177,20 @@ def from_modules(content: object, path: Path) -> Found:
         weights=weights,
         arguments=arguments_of_module(module, network, path),
         licence=stated_licence(f"{module.source}\n{network.source}", module.class_name),
-        kind=KINDS.get(module.class_name),
+        kind=KIND_OF_CLASS.get(module.class_name),
         not_used=not_used,
     )
 
 
 def inner_network(module: Module, path: Path) -> tuple[str, Module]:
-    """The network inside of a preconditioning, if both are of a kind that we have."""
+    """The network inside a preconditioning, if both are of a kind that we have."""
     name = shown(module.class_name)
     if module.class_name in OTHER_PRECONDITIONING:
         raise TcmError(
             f"{path}: {name} preconditions differently from EDM (another c_skip, c_out, c_noise), "
-            "and the method needs EDM's; take the EDMPrecond checkpoint of the same data"
+            "but the method needs EDM's; take the EDMPrecond checkpoint of the same data"
         )
-    if module.class_name not in KINDS.keys() | CONSISTENCY_CLASSES:
+    if module.class_name not in KIND_OF_CLASS.keys() | CONSISTENCY_CLASSES:
         raise TcmError(
             f"{path}: the class {name} is not known; if it preconditions as EDM does, save its state dict as "
             ".safetensors and import that"
@@ -219,11 +220,11 @@ def from_safetensors(path: Path) -> Found:
 
 
 def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) -> Found:
-    """The network in a state dict, which may lie inside of other dicts (FastGen's do) and have any prefix."""
+    """The network in a state dict, which may lie inside other dicts (FastGen's do) and have any prefix."""
     marks = {config.published_mark for config in networks().values() if config.published_mark}
     found = {
-        f"{place}{match['prefix']}": (values, match["prefix"])
-        for place, values in state_dicts(content)
+        f"{location}{match['prefix']}": (values, match["prefix"])
+        for location, values in state_dicts(content)
         for name in values
         for mark in marks
         if (match := re.fullmatch(f"(?P<prefix>.*?){mark}", name))
@@ -232,21 +233,21 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     chosen = averaged if len(averaged) == 1 else list(found)
     if len(chosen) != 1:
         several = f"several networks ({', '.join(shown(name) for name in chosen[:4])})" if chosen else "no network"
-        raise TcmError(f"{path}: holds {several}; save the one you want as a state dict of its own")
+        raise TcmError(f"{path}: holds {several}; save the one you want as a separate state dict")
     values, prefix = found[chosen[0]]
     outside = prefix.removesuffix("model.").removesuffix("unet.")
-    # EDM2's head stands beside the network, not inside of it.
+    # EDM2's head is next to the network, not inside it.
     weights = {name.removeprefix(prefix): tensor for name, tensor in values.items() if name.startswith(prefix)}
     heads = (f"{outside}logvar_fourier.", f"{outside}logvar_linear.")
     weights |= {name.removeprefix(outside): tensor for name, tensor in values.items() if name.startswith(heads)}
     plain = plainly_named(weights, path)
     stated = arguments_of_text(metadata, path)
-    told = "arguments in its metadata" if stated else "arguments inferred from its shapes, dropout unknown"
+    arguments_from = "arguments in its metadata" if stated else "arguments inferred from its shapes, dropout unknown"
     not_used = {shown(name): "another network" for name in found if name != chosen[0]}
-    beside = [name for name in values if not name.startswith((prefix, *heads))]
-    not_used |= {shown(name): "outside of the network" for name in beside}
+    unused = [name for name in values if not name.startswith((prefix, *heads))]
+    not_used |= {shown(name): "outside the network" for name in unused}
     return Found(
-        described=f"a state dict{f' at {shown(chosen[0])}' if chosen[0] else ''}; {told}",
+        described=f"a state dict{f' at {shown(chosen[0])}' if chosen[0] else ''}; {arguments_from}",
         prefix=shown(prefix),
         weights=plain,
         arguments=stated or arguments_of_tensors(plain, path),
@@ -255,8 +256,8 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     )
 
 
-def state_dicts(content: object, place: str = "", depth: int = 0) -> list[tuple[str, dict[str, Tensor]]]:
-    """The dicts of tensors inside of dicts, with the names that lead to them."""
+def state_dicts(content: object, location: str = "", depth: int = 0) -> list[tuple[str, dict[str, Tensor]]]:
+    """The dicts of tensors inside dicts, with the names that lead to them."""
     if not isinstance(content, dict) or depth > MAX_NESTING:
         return []
     if any(len(str(name)) > MAX_NAME for name in content):
@@ -266,9 +267,9 @@ def state_dicts(content: object, place: str = "", depth: int = 0) -> list[tuple[
         found
         for name, value in content.items()
         if isinstance(value, dict)
-        for found in state_dicts(value, f"{place}{name}.", depth + 1)
+        for found in state_dicts(value, f"{location}{name}.", depth + 1)
     ]
-    return [(place, own), *inside] if own else inside
+    return [(location, own), *inside] if own else inside
 
 
 def plainly_named(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import find_class, read_table
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import KINDS, Choice, Condition, ConditionKind
+from tcm.method.conditions import CONDITION_KINDS, Condition, ConditionChoice, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
@@ -48,7 +48,9 @@ AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(_read_sampler)]
 
 
 def _read_condition(table: Any) -> Any:
-    return read_table(table, "kind", lambda kind: find_class("kind", kind, KINDS, ConditionKind, "tcm.conditions"))
+    return read_table(
+        table, "kind", lambda kind: find_class("kind", kind, CONDITION_KINDS, ConditionKind, "tcm.conditions")
+    )
 
 
 AnyCondition = Annotated[SerializeAsAny[ConditionKind], BeforeValidator(_read_condition)]
@@ -63,7 +65,7 @@ class Provenance(BaseModel):
     recipe: str | None = None
     stage: str | None = None
     step: int | None = None
-    data: str | None = Field(default=None, description="hash of the training data; of a stream what identifies it")
+    data: str | None = Field(default=None, description="hash of the training data; for a stream, its identity")
     imported_from: str | None = None
     licence: str | None = None
 
@@ -91,7 +93,7 @@ class ModelCard(BaseModel):
     @classmethod
     def _from_earlier_formats(cls, fields: Any) -> Any:
         """Format 1 knew classes as its only condition, and the kind stood for the sampler. Format 2 named the sampler,
-        with its second_time beside it, and repeated a truncated model's t_min as t_prime.
+        with its second_time next to it, and repeated a truncated model's t_min as t_prime.
         """
         if not isinstance(fields, dict):
             return fields
@@ -195,7 +197,7 @@ class Model:
         times: Sequence[float] | None = None,
         seed: int = 0,
         seeds: Sequence[int] | None = None,
-        labels: Choice | None = None,
+        labels: ConditionChoice | None = None,
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
@@ -208,10 +210,10 @@ class Model:
         if seeds is not None and count is not None and count != len(seeds):
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
         if steps is not None and times is not None:
-            raise TcmError(f"steps={steps} and times={list(times)} exclude each other; give one of them")
+            raise TcmError(f"steps={steps} and times={list(times)} cannot both be given; give one of them")
         if batch < 1 or (count is not None and count < 0):
             raise TcmError(
-                f"count={count} images in batches of {batch} cannot be; use a count of 0 or more, a batch of 1 or more"
+                f"count={count} and batch={batch} are out of range; use a count of at least 0 and a batch of at least 1"
             )
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
         condition = self._condition(seeds, labels, condition)
@@ -224,21 +226,21 @@ class Model:
             parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
 
-    def _condition(self, seeds: list[int], labels: Choice | None, given: Condition | None) -> Condition | None:
+    def _condition(self, seeds: list[int], labels: ConditionChoice | None, given: Condition | None) -> Condition | None:
         kind = self.card.condition
         if labels is not None and given is not None:
-            raise TcmError(f"labels={labels} and a condition exclude each other; give one of them")
+            raise TcmError(f"labels={labels} and a condition cannot both be given; give one of them")
         if kind is None:
             if labels is not None or given is not None:
                 what = "a condition was" if labels is None else f"labels={labels} were"
-                raise TcmError(f"{what} given, and this model is unconditional; leave it out")
+                raise TcmError(f"{what} given, but this model is unconditional; leave it out")
             return None
         if given is None:
             return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))
         if len(given) != len(seeds):
             raise TcmError(f"condition has {len(given)} entries for {len(seeds)} images; give one per image")
         if not kind.takes(given):
-            raise TcmError(f"this model takes {kind}, and the condition holds something else; give it that")
+            raise TcmError(f"this model takes {kind}, but the condition is something else; give {kind}")
         return given
 
 

@@ -31,7 +31,7 @@ class Global:
     name: str
 
 
-# Neither compared nor printed by content: a hostile pickle can share a record so often that both take for ever.
+# Neither compared nor printed by content: a hostile pickle can share a record so often that both take forever.
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
     """What the pickle meant to be an object: the name it asked for, the arguments and the state it brought."""
@@ -189,29 +189,29 @@ class Machine:
         """REDUCE and NEWOBJ: hand the arguments to the whitelisted constructor."""
         arguments, called = self.pop(), self.pop()
         if not isinstance(called, Global) or not isinstance(arguments, tuple):
-            raise Refused("a call of something that is no global")
+            raise Refused("a call of something that is not a global")
         self.push(self.constructors[called.name](arguments))
 
     def build(self) -> None:
-        """BUILD: give a record its state. What an OrderedDict or EasyDict carries beside its items is left out."""
+        """BUILD: give a record its state. What an OrderedDict or EasyDict carries besides its items is left out."""
         state, built = self.pop(), self.top()
         if isinstance(built, Record) and built.state is None:
             built.state = state
         elif type(built) is not dict or type(state) is not dict:
-            raise Refused("a state for something that is no record")
+            raise Refused("a state for something that is not a record")
 
     def append(self, items: list[object]) -> None:
         """Add items to the list on top of the stack."""
         target = self.top()
         if type(target) is not list:
-            raise Refused("an append to something that is no list")
+            raise Refused("an append to something that is not a list")
         target.extend(items)
 
     def set_items(self, items: list[object]) -> None:
         """Add keys and values, in turn, to the dict on top of the stack."""
         target = self.top()
         if type(target) is not dict or len(items) % 2:
-            raise Refused("an assignment to something that is no dict")
+            raise Refused("an assignment to something that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value
 
@@ -219,7 +219,7 @@ class Machine:
         """Add items to the set on top of the stack."""
         target = self.top()
         if type(target) is not set:
-            raise Refused("an addition to something that is no set")
+            raise Refused("an addition to something that is not a set")
         target.update(checked_key(item) for item in items)
 
     def persistent(self) -> None:
@@ -254,7 +254,7 @@ def checked_key(key: object) -> object:
 
 
 def check_shape(root: object) -> None:
-    """Refuse a value that contains itself, nests too deep, or shares its parts so often that a walk takes for ever.
+    """Refuse a value that contains itself, nests too deep, or shares its parts so often that a walk takes forever.
 
     With h the height and n the number of values when unfolded: h = 1 + max h(child), n = 1 + sum n(child), each
     computed once for a shared part.
@@ -284,7 +284,7 @@ def check_shape(root: object) -> None:
 
 
 def children(value: object) -> Collection[object]:
-    """The values directly inside of a value."""
+    """The values directly inside a value."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, dict):

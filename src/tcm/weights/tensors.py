@@ -38,7 +38,7 @@ def check_tensors(
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             raise TcmError(
-                f"{source}: {theirs.get(name, name)} has shape {list(tensor.shape)}, and this network needs "
+                f"{source}: {theirs.get(name, name)} has shape {list(tensor.shape)}, but this network needs "
                 f"{list(wanted[name].shape)}; check the network's config"
             )
 

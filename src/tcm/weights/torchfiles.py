@@ -127,12 +127,12 @@ class TensorBuilder:
 
 
 def whole_numbers(values: object) -> tuple[int, ...]:
-    """Sizes, strides and offsets: a tuple of whole numbers that are not negative."""
+    """Sizes, strides and offsets: a tuple of integers that are not negative."""
     if not isinstance(values, tuple | list) or len(values) > MAX_DIMENSIONS:
-        raise Refused(f"a tensor whose size is no tuple of at most {MAX_DIMENSIONS} numbers")
+        raise Refused(f"a tensor whose size is not a tuple of at most {MAX_DIMENSIONS} numbers")
     checked = tuple(v for v in values if type(v) is int and 0 <= v < 2**48)
     if len(checked) != len(values):
-        raise Refused("a tensor whose size is not made of whole numbers")
+        raise Refused("a tensor whose size is not made of integers")
     return checked
 
 
@@ -162,7 +162,7 @@ def check_legacy(machine: Machine) -> object:
 
     def resolve(identifier: object) -> Storage:
         if not isinstance(identifier, tuple) or len(identifier) != 6 or identifier[5] is not None:
-            raise Refused("a persistent id that is no storage")
+            raise Refused("a persistent id that is not a storage")
         return declare(identifier[:5], declared)
 
     machine.resolve = None
@@ -189,9 +189,9 @@ def declare(identifier: tuple[object, ...], declared: dict[str, Storage]) -> Sto
     """Note a storage from its persistent id ("storage", class, key, location, count)."""
     kind, storage_class, key, location, count = identifier
     if kind != "storage" or not isinstance(storage_class, Global) or storage_class.name not in STORAGES:
-        raise Refused("a persistent id that is no storage")
+        raise Refused("a persistent id that is not a storage")
     if not isinstance(key, str) or not isinstance(location, str):
-        raise Refused("a storage whose key is no text")
+        raise Refused("a storage whose key is not text")
     (checked_count,) = whole_numbers((count,))
     storage = Storage(STORAGES[storage_class.name], checked_count)
     known = declared.setdefault(key, storage)
@@ -224,7 +224,7 @@ def check_zip(archive: zipfile.ZipFile, file_size: int) -> None:
 
     def resolve(identifier: object) -> Storage:
         if not isinstance(identifier, tuple) or len(identifier) != 5:
-            raise Refused("a persistent id that is no storage")
+            raise Refused("a persistent id that is not a storage")
         storage = declare(identifier, declared)
         if sizes.get(f"{folder}/data/{identifier[2]}") != storage.count * storage.dtype.itemsize:
             raise Refused(f"the storage {shown(str(identifier[2]))}, whose size is not what was declared")

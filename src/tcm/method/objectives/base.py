@@ -85,5 +85,5 @@ def draw(times: TimeDistribution, models: Models, batch: Batch, streams: SampleS
 def model_of(models: Models, role: str, why: str) -> Denoiser:
     """The model of a role that an objective cannot do without."""
     if role not in models:
-        raise TcmError(f"{why} needs models[{role!r}], and it is not there; pass it")
+        raise TcmError(f"{why} needs models[{role!r}], which is missing; pass it")
     return models[role]

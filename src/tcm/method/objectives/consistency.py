@@ -27,7 +27,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not self.guidance >= 0:
-            raise TcmError(f"guidance={self.guidance:g} leads away from the condition; use 1 for none, or more")
+            raise TcmError(f"guidance={self.guidance:g} steers away from the condition; use at least 1 (1 is none)")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ class Consistency(Objective):
     pairs: Pairs = Pairs()
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        """Draw and compute."""
         return self.loss_at(models, batch, step, self.draw(models, batch, streams))
 
     def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:

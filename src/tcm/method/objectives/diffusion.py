@@ -25,11 +25,10 @@ class Diffusion(Objective):
             raise TcmError(f"label_dropout={self.label_dropout:g} must be at least 0 and below 1; use 0 for none")
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        """Draw and compute."""
         return self.loss_at(models, batch, step, self.draw(models, batch, streams))
 
     def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
-        """t ~ ψ_t, ε ~ N(0, I), masks; the condition falls away with probability `label_dropout`, for guidance."""
+        """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`, for guidance."""
         drawn = draw(self.times, models, batch, streams)
         if batch.condition is None or self.label_dropout == 0:
             return drawn

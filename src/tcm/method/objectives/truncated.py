@@ -35,13 +35,12 @@ class TruncatedConsistency(Objective):
         if not 0 < self.rho < 1:
             raise TcmError(f"rho={self.rho} must lie between 0 and 1: it is the boundary samples' share of the batch")
         if not self.w_b >= 0:
-            raise TcmError(f"w_b={self.w_b:g}, the weight of the boundary loss, must not lie below 0")
+            raise TcmError(f"w_b={self.w_b:g}, the weight of the boundary loss, must be at least 0")
         low, _ = self.times.span
         if low < self.t_prime:
-            raise TcmError(f"times.low={low:g} lies below t_prime={self.t_prime:g}; use low={self.t_prime:g}")
+            raise TcmError(f"times.low={low:g} is below t_prime={self.t_prime:g}; use low={self.t_prime:g}")
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        """Draw and compute."""
         return self.loss_at(models, batch, step, self.draw(models, batch, streams))
 
     def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
@@ -60,12 +59,12 @@ class TruncatedConsistency(Objective):
         return Losses(self.w_b * L_B + L_C, parts, weighted.detach(), draw.t)
 
     def boundary_count(self, B: int) -> int:
-        """N_B = ⌊Bρ⌋; a batch without boundary samples would collapse in silence, so it is an error."""
+        """N_B = ⌊Bρ⌋; a batch without boundary samples would silently collapse, so it is an error."""
         N_B = floor(B * self.rho + 1e-9)
         if not 0 < N_B < B:
             raise TcmError(
-                f"rho={self.rho} of a batch of {B} gives {N_B} boundary samples, and there must be at least one of "
-                f"each kind; use a batch of at least {max(2, ceil(1 / self.rho - 1e-9))} or another rho"
+                f"rho={self.rho} of a batch of {B} gives {N_B} boundary samples, but a batch needs at least one of "
+                f"them and one other; use a batch of at least {max(2, ceil(1 / self.rho - 1e-9))} or another rho"
             )
         return N_B
 

@@ -1,4 +1,4 @@
-"""The stages that a run can have: each in a file of its own, listed here."""
+"""The stages that a run can have: each in its own file, listed here."""
 
 from typing import Annotated, Any
 

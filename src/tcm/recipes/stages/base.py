@@ -18,7 +18,7 @@ from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Sp
 from tcm.recipes.stages.roles import Role, Rows, Turn
 
 CONTINUE: Literal["continue"] = "continue"
-"""The schedule_offset of a stage that counts its steps on from those of the stage that it starts from."""
+"""The schedule_offset of a stage that continues the step count of the stage it starts from."""
 
 
 def _offset(value: object) -> object:
@@ -49,7 +49,7 @@ class Stage(Optimization):
     """A stage of a run: how it is trained, and what a subclass says about its objective."""
 
     objective: str = Field(
-        description="what the stage minimises: diffusion, consistency, truncated, or a class of your own, module:Class"
+        description="what the stage minimises: diffusion, consistency, truncated, or your own class, module:Class"
     )
     steps: int = Field(gt=0, description="optimiser steps")
     batch: int = Field(gt=0, description="images per step, over all processes and micro-batches")
@@ -63,9 +63,7 @@ class Stage(Optimization):
         default="fp32",
         description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
     )
-    accept_noise: bool = Field(
-        default=False, description="train although the precision's rounding drowns the gradient or the pairs"
-    )
+    accept_noise: bool = Field(default=False, description="train even if rounding drowns the gradient or the pairs")
     compile: bool = Field(default=False, description="compile the network with torch.compile")
     dropout: Fraction | None = Field(default=None, description="dropout in this stage; unset: the network's")
     init: str = Field(
@@ -102,11 +100,11 @@ class Stage(Optimization):
         return ConsistencySampler(second_time=second_time)
 
     def roles(self, setting: Setting) -> dict[str, Role]:
-        """The models that take part besides the student, or "student" itself if it is not all as usual."""
+        """The models that take part besides the student, or "student" itself if it differs from the default."""
         return {}
 
     def rows(self) -> Rows:
-        """The network evaluations of a step, for an image."""
+        """The network evaluations of a step, per image."""
         return Rows()
 
     def null_remedy(self, name: str) -> str | None:
@@ -114,7 +112,7 @@ class Stage(Optimization):
         return "name another model"
 
     def card_fields(self, setting: Setting) -> dict[str, Any]:
-        """Fields of the stage's model card that are not as usual, such as `extra`, which is free."""
+        """Fields of the stage's model card that differ from the defaults, such as `extra`, which is free to use."""
         return {}
 
     def check(self, name: str, setting: Setting) -> None:

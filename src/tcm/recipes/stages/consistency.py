@@ -15,14 +15,14 @@ from tcm.recipes.stages.base import Setting, Stage, Times
 from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
-Distance = Annotated[PseudoHuber | SquaredL2, Field(discriminator="kind")]
+AnyDistance = Annotated[PseudoHuber | SquaredL2, Field(discriminator="kind")]
 
 
 class PairsStage(Stage):
     """How neighbouring points of a trajectory are made and compared."""
 
     curriculum: Curriculum = Field(default=Curriculum(), description="Δ_t, the distance of a pair's times")
-    distance: Distance = Field(default=PseudoHuber(1e-8), description="distance between the two outputs")
+    distance: AnyDistance = Field(default=PseudoHuber(1e-8), description="distance between the two outputs")
     weighting: WeightingName = Field(default="inverse_delta", description="weight of a pair: 1/Δ, 1/c_out² or 1")
     teacher: str | None = Field(
         default=None,

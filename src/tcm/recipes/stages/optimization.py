@@ -1,4 +1,4 @@
-"""How a network's weights are trained: the stage's keys for it, which a role may have for itself."""
+"""How a network's weights are trained: the stage's keys for it, which a role may set for itself."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from tcm.method.averaging import ConstantDecay, Decay
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Average = Annotated[Decay, Field(discriminator="kind")]
+AnyDecay = Annotated[Decay, Field(discriminator="kind")]
 
 
 class Spec(BaseModel):
@@ -43,7 +43,7 @@ class Optimization(Spec):
     )
     schedule_reference: Count | None = Field(default=None, description="step after which inverse_sqrt begins to fall")
     warmup: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
-    averages: tuple[Average, ...] = Field(
+    averages: tuple[AnyDecay, ...] = Field(
         default=(ConstantDecay(),),
         min_length=1,
         description="averages of the weights; the model folder holds the first",

@@ -23,7 +23,7 @@ class Role:
     follows: tuple[str, Decay] | None = None
     """The role of which this one is an average, updated after each of its updates."""
     optimization: Optimization | None = None
-    """How its weights are trained; None for as the stage says."""
+    """How its weights are trained; None for the stage's settings."""
     sampler: type[Sampler] | None = None
     """How the source must be sampled: by a HeunSampler if it must be a diffusion model; None for anything."""
     lowest: float | None = None
@@ -32,9 +32,9 @@ class Role:
     knows_null: str | None = None
     """If it must know the null condition, the stage's setting that does without, such as "guidance=1.0"."""
     network: NetworkConfig | Literal["student", "source"] = "student"
-    """Its network: the student's, whatever its source has, or one of its own."""
+    """Its network: the student's, the source's, or its own."""
     afresh: tuple[str, ...] = ()
-    """How the names of those tensors begin that may differ from the source's or be absent there: they start afresh.
+    """Prefixes of the names of tensors that may differ from the source's or be absent there: they start from scratch.
     With any, the networks need not be the same. The uncertainty head may always differ.
     """
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -61,7 +61,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rows:
-    """Evaluations of the student's network for an image in a step, or as many as are to be expected: with gradient,
+    """Evaluations of the student's network per image in a step (expected numbers may be fractions): with gradient,
     without, and with a tangent (forward mode). `idle` are calls for the images that another network takes.
     """
 

@@ -16,7 +16,7 @@ from tcm.recipes.stages.consistency import PairsStage
 from tcm.recipes.stages.optimization import Positive, Spec
 from tcm.recipes.stages.roles import Role, Rows
 
-# pydantic takes no config for a dataclass by itself, and without one it passes over unknown keys.
+# pydantic accepts no config for a plain dataclass, and without one it ignores unknown keys.
 _CURRICULUM = TypeAdapter(Curriculum | None, config=Spec.model_config)
 
 

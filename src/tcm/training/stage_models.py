@@ -18,7 +18,7 @@ from tcm.weights import Model, ModelCard, Provenance, inspect, load
 from tcm.weights.tensors import check_tensors
 
 HEAD = "uncertainty."
-"""How the names of the uncertainty head's tensors begin, for which a consistency model has no use."""
+"""The prefix of the uncertainty head's tensors, which a consistency model does not use."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sources:
         return load(found)
 
     def card(self, key: str, reference: str) -> ModelCard:
-        """The card of that model; its weights are checked to be there, and not read."""
+        """The card of that model; its weights are checked to exist, but not read."""
         found = self._find(key, reference)
         return found if isinstance(found, ModelCard) else inspect(found)
 
@@ -153,19 +153,20 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
     what = f"{name}.{role.key}={role.source}"
     if role.sampler is not None and not isinstance(given.sampler, role.sampler):
         raise TcmError(
-            f"{what} is a {given.sampler.model} model, and this stage needs a {role.sampler.model} model there; "
+            f"{what} is a {given.sampler.model} model, but this stage needs a {role.sampler.model} model there; "
             f"name another"
         )
     found, needed = (_traits(card, network=not role.afresh) for card in (given, wanted))
     for field in needed:
         if found.get(field) != needed[field]:
             raise TcmError(
-                f"{what} has {field} {found.get(field)}, and this recipe needs {needed[field]}; make them the same"
+                f"{what} has {field} {found.get(field)}, but this recipe needs {needed[field]}; make them the same"
             )
     low, high = given.t_min, given.t_max
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{what} is asked for {asked}, and it is defined from {low:g} to {high:g}; change one of the two ranges or "
+            f"{what} is asked for {asked}, but it is defined only from {low:g} to {high:g}; change one of the two "
+            "ranges or "
             f"name another model"
         )
 

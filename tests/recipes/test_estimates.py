@@ -14,7 +14,7 @@ from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.networks import ImageShape, NetworkConfig
 from tcm.networks.cost import network_cost
-from tcm.recipes.cost import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
+from tcm.recipes.estimates import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
 from tcm.recipes.resolve import resolve
 
 OVERRIDES = {
@@ -160,7 +160,7 @@ def test_a_sharded_teacher_is_gathered_for_each_evaluation() -> None:
 class AttentiveConfig(NetworkConfig):
     """Attention over pixels, two heads of queries for each of keys, called as `options` say."""
 
-    kind: str = "test_cost:AttentiveConfig"
+    kind: str = "test_estimates:AttentiveConfig"
     options: str = ""
 
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "Attentive":

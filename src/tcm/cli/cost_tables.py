@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.recipes.cost import ASSUMPTION, LINKS, Cost, estimate, scaling
+from tcm.recipes.estimates import ASSUMPTION, LINKS, StageCost, estimate, scaling
 from tcm.recipes.resolve import resolve, shipped
 from tcm.recipes.schema import Recipe
 
@@ -32,18 +32,18 @@ def overview() -> Table:
     return table
 
 
-def stage_costs(recipe: Recipe) -> dict[str, Cost]:
+def stage_costs(recipe: Recipe) -> dict[str, StageCost]:
     """The cost of each stage."""
     return {name: estimate(recipe, stage) for name, stage in recipe.stages.items()}
 
 
-def gpu_hours(costs: Iterable[Cost]) -> float:
+def gpu_hours(costs: Iterable[StageCost]) -> float:
     """The sum over stages."""
     return sum(cost.gpu_hours for cost in costs)
 
 
 def cost_table(recipe: Recipe) -> Table:
-    """What each stage of a recipe costs: for a dry run."""
+    """What each stage of a recipe costs, for a dry run."""
     title = f"{escape(recipe.name)}: cost of each stage, estimates"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
@@ -64,7 +64,7 @@ def cost_table(recipe: Recipe) -> Table:
 
 
 def scaling_table(recipe: Recipe) -> Table:
-    """What each stage would do on 1, 8 and 64 GPUs: for a dry run."""
+    """The predicted speed of each stage on 1, 8 and 64 GPUs, for a dry run."""
     title = f"{escape(recipe.name)}: predicted for more GPUs, not measured"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "GPUs", "batch", "sent", "--shard", "steps/s", "efficiency", "hours"):
@@ -83,8 +83,8 @@ def scaling_table(recipe: Recipe) -> Table:
                 amount(stage.steps * found.seconds / 3600),
             )
     table.caption = (
-        f"Batch and bytes sent: of each GPU and step. For {ASSUMPTION}, {LINKS}; "
-        "no exchange is hidden behind computing."
+        f"Batch and bytes sent are per GPU and step. For {ASSUMPTION}, {LINKS}; "
+        "no communication overlaps with computation."
     )
     table.caption_justify = "left"
     return table

@@ -26,10 +26,10 @@ from tcm.report.html import (
 from tcm.report.records import RunRecord, StageRecord
 
 HERO, HERO_ROWS = 20, 2
-NFE = Html('<abbr title="network evaluations for an image">NFE</abbr>')
+NFE = Html('<abbr title="network evaluations per image">NFE</abbr>')
 
 
-def opening(runs: Sequence[ObservedRun]) -> str:
+def top(runs: Sequence[ObservedRun]) -> str:
     """Title; of each run what it is, a band of samples, its stages, and what has gone wrong."""
     title = " and ".join(run.record.name for run in runs)
     parts = [paragraph("Truncated consistency models", "over"), f"<h1>{escape(title)}</h1>"]
@@ -98,7 +98,7 @@ def headline(runs: Sequence[ObservedRun]) -> str:
 
 
 def recipe_differences(runs: Sequence[ObservedRun]) -> str:
-    """In what the runs differ from the first."""
+    """How the runs differ from the first."""
     if len(runs) < 2:
         return ""
     first = runs[0].record
@@ -131,7 +131,7 @@ def in_progress(runs: Sequence[ObservedRun]) -> str:
         "The newest samples of the stages that have not finished, as training drew them: while a stage runs, they "
         "should sharpen from report to report."
     )
-    return section("So far", sentence, f'<div class="beside">{"".join(parts)}</div>')
+    return section("So far", sentence, f'<div class="side-by-side">{"".join(parts)}</div>')
 
 
 def _facts(run: RunRecord) -> str:
@@ -181,7 +181,7 @@ def _unfinished(run: RunRecord, stage: StageRecord) -> str:
         written = f" (its last numbers were written at {when})"
     return paragraph(
         Html(
-            f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is at work on it, "
+            f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is training it, "
             f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it."
         ),
         "progress",
@@ -202,17 +202,17 @@ def _verdict(rows: Sequence[Row]) -> Html | str:
     """One sentence with the numbers that matter, as far as they are known."""
     one_step = [row for row in rows if row.evaluations == 1 and row.score is not None]
     if len({row.run.folder for row in rows}) > 1 or not one_step:
-        return (
-            "The distance to the data, lower is better, and its price: how often the network is evaluated for an image."
-        )
+        return "The distance to the data (lower is better) and its cost: how often the network is evaluated per image."
     first, *others = [f"{escape(row.stage.name)} {value_text(row)}" for row in sorted(one_step, key=_score_value)]
     heun = [
         f"{escape(row.stage.name)} {value_text(row)} with {row.evaluations}"
         for row in rows
         if row.evaluations > 2 and row.score
     ]
-    beside = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
-    return Html(f"The distance to the data with one evaluation: <strong>{first}</strong>{beside}. Lower is better.")
+    others_text = "".join(f", {other}" for other in others) + "".join(f"; {one}" for one in heun)
+    return Html(
+        f"The distance to the data with one evaluation: <strong>{first}</strong>{others_text}. Lower is better."
+    )
 
 
 def _score_value(row: Row) -> float:
@@ -244,7 +244,7 @@ def _unmeasured(rows: Sequence[Row]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people.
+    """A length of time as text.
 
     >>> duration(42.4), duration(312), duration(9000), duration(200_000)
     ('42 s', '5 min 12 s', '2 h 30 min', '2 d 7 h')

@@ -35,7 +35,7 @@ Side = Annotated[int, Field(gt=0, le=4096)]
 
 
 class UNetArguments(BaseModel):
-    """The arguments that shape a network, within bounds that keep a hostile file from building a giant."""
+    """The arguments that shape a network, within bounds that keep a hostile file from building a huge network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -53,12 +53,12 @@ class UNetArguments(BaseModel):
 
 
 def checked(given: Mapping[str, object]) -> dict[str, object]:
-    """The arguments that matter, each of a sound type and size; any other is an error that names it."""
+    """The arguments that matter, each of a valid type and size; any other is an error that names it."""
     for name, allowed in FIXED.items():
         value = given.get(name, allowed[0])
         plain = isinstance(value, int | float | str | type(None))
         if not plain or value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-            raise TcmError(f"{name} is not {allowed[0]!r}, and no other value is supported")
+            raise TcmError(f"{name} is not {allowed[0]!r}; no other value is supported")
     matters = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in given.items()

@@ -16,7 +16,7 @@ from tcm.weights.pickles import Constructor, Record, Refused, read_pickle, shown
 from tcm.weights.torchfiles import TensorBuilder, empty_dict, map_file
 
 PERSISTENT = "torch_utils.persistence._reconstruct_persistent_obj"
-CONTAINERS = ("ModuleDict", "ModuleList", "Sequential", "ParameterDict", "ParameterList")
+CONTAINER_MODULES = ("ModuleDict", "ModuleList", "Sequential", "ParameterDict", "ParameterList")
 NUMPY_SCALARS = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"})
 MAX_NAME = 300
 
@@ -53,7 +53,7 @@ def published_constructors(file_size: int) -> dict[str, Constructor]:
         "numpy.core.multiarray.scalar": numpy_scalar,
         "numpy._core.multiarray.scalar": numpy_scalar,
         PERSISTENT: lambda arguments: Record(PERSISTENT, arguments),
-        **{f"torch.nn.modules.container.{name}": inert(name) for name in CONTAINERS},
+        **{f"torch.nn.modules.container.{name}": inert(name) for name in CONTAINER_MODULES},
     }
 
 
@@ -71,7 +71,7 @@ def numpy_scalar(arguments: tuple[object, ...]) -> object:
         raise Refused("a numpy scalar without its type")
     code = dtype.arguments[0]
     if type(code) is not str or code not in NUMPY_SCALARS:
-        raise Refused("a numpy scalar that is no number")
+        raise Refused("a numpy scalar that is not a number")
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
     if order not in ("<", "|"):
         raise Refused("a numpy scalar that is not little-endian")
@@ -115,7 +115,7 @@ def tensors(value: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     for group in ("_parameters", "_buffers"):
         members = state.get(group)
         if members is not None and not isinstance(members, dict):
-            raise Refused(f"{shown(prefix)}{group}, which is no dict")
+            raise Refused(f"{shown(prefix)}{group}, which is not a dict")
         for name, tensor in (members or {}).items():
             if isinstance(tensor, Tensor):
                 yield f"{prefix}{name}", tensor

@@ -12,7 +12,7 @@ from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import offset_of
 from tcm.recipes.stages import Stage
 from tcm.recipes.stages.diffusion import DiffusionStage
-from tcm.training.optimization import build_optimizer, learning_rate
+from tcm.training.optimizers import build_optimizer, learning_rate
 
 
 def stage(**keys: object) -> Stage:

@@ -48,12 +48,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Everything."""
+        """All bytes together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True)
-class Cost:
+class StageCost:
     """The cost of a stage; a multiplication and an addition are two FLOPs, `gpu_hours` are predicted for ASSUMPTION."""
 
     parameters: int
@@ -64,10 +64,10 @@ class Cost:
     gpu_hours: float
 
 
-def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
+def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
     """The cost of a stage whose batch is shared by `processes`.
 
-    A stage says its rows: for an image, evaluations with gradient, without, and with a tangent. Activations are what
+    A stage gives its rows: evaluations per image with gradient, without, and with a tangent. Activations are what
     autograd keeps for the backward pass.
 
     >>> from tcm.recipes.resolve import resolve
@@ -97,7 +97,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
         activations=network.saved_per_image // half * micro_batch,
     )
     seconds = stage.steps * step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION)
-    return Cost(
+    return StageCost(
         network.parameters,
         network.forward_flops,
         step_flops,
@@ -110,7 +110,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> Cost:
 @dataclass(frozen=True)
 class Scaling:
     """A step shared by GPUs, predicted: bytes that each sends with the weights on every GPU (`replicated`) or `sharded`
-    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing is hidden.
+    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing overlaps.
     """
 
     gpus: int
