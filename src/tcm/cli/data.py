@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +16,9 @@ from tcm.foundation.errors import TcmError, TcmWarning
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tcm.data import Broken, Summary
+    from tcm.data import Broken, Dataset, Summary
+    from tcm.data.pictures import Pictures
+    from tcm.data.prepare import Form
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
@@ -73,28 +76,45 @@ def info(
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Any data set; its images may have different sizes.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A .zip, or a new folder for WebDataset shards.")],
-    size: Annotated[str | None, typer.Option(help="The size of the written images: 64, or HEIGHTxWIDTH.")] = None,
-    crop: Annotated[CropName, typer.Option(help="center: EDM's; dhariwal: ADM's, for ImageNet-64.")] = "none",
-    channels: Channels = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="64, or HEIGHTxWIDTH. [theirs, if all are alike; else 64, or 32 for small images]"),
+    ] = None,
+    crop: Annotated[
+        CropName | None,
+        typer.Option(help="How other shapes are cropped; center: EDM's; dhariwal: ADM's, for ImageNet-64. [center]"),
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB). [3 if any image is in colour]")
+    ] = None,
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
     skip_broken: SkipBroken = False,
 ) -> None:
     """Crop and resize images to one size, and write them as a zip or as shards."""
+    from tcm.data.opening import open_pictures
+    from tcm.data.prepare import Crop, check_target, survey, usual_form
+
+    check_target(target)
+    pictures = open_pictures(source, split)
+    form = usual_form(survey(pictures), _parsed_size(size))
+    form = replace(form, crop=form.crop if crop is None else Crop(crop), channels=channels or form.channels)
+    write_in_form(pictures, form, target, skip_broken, workers)
+
+
+def write_in_form(source: Pictures | Dataset, form: Form, target: Path, skip_broken: bool, workers: int) -> None:
+    """Write the images of a source in one form, and say which form and what was left out."""
     from rich.console import Console
     from rich.progress import track
 
-    from tcm.data.opening import open_pictures
-    from tcm.data.prepare import Crop, Form, Preparation, check_target, prepared_images, write_prepared
+    from tcm.data.prepare import Preparation, prepared_images, write_prepared
 
-    check_target(target)
-    form = Form(_parsed_size(size), Crop(crop), channels)
-    preparation = Preparation(open_pictures(source, split), form)
+    preparation = Preparation(source, form)
     images = prepared_images(preparation, skip_broken, workers)
     shown = track(images, "preparing", total=preparation.count, console=Console(stderr=True), transient=True)
     written, skipped = write_prepared(target, shown, preparation.labels)
     _name_skipped(skipped)
-    _say(f"{written:,} images: {target}")
+    _say(f"{written:,} images ({form}): {target}")
 
 
 def _parsed_size(text: str | None) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from tcm.cli import data, recipes
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.plan import plan
 from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
@@ -42,6 +43,7 @@ def root(
 
 
 app.command()(demo)
+app.command()(plan)
 app.command()(train)
 app.command()(sample)
 app.command("eval")(evaluation)

@@ -71,6 +71,16 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
         ) from error
 
 
+def declared_form(data: bytes, name: str) -> tuple[int, int, int]:
+    """The channels (1 or 3), height and width that an image file declares; its pixels are not decoded."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            gray = picture.mode in (*_GRAY, "LA", "La")
+            return 1 if gray else 3, picture.height, picture.width
+    except _DECODER_ERRORS as error:
+        raise BrokenImage(f"{name} cannot be read as an image; fix or remove it, or pass --skip-broken") from error
+
+
 def pixels_of(picture: Image.Image, channels: int) -> Pixels:
     """Return a picture as uint8 [channels, H, W]; gray from RGB is ITU-R 601 luma, RGB from gray repeats it."""
     array = np.asarray(picture.convert("L" if channels == 1 else "RGB"))

@@ -5,7 +5,7 @@ import json
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
 from tcm.data.dataset import Broken, ClassLabels, Dataset
-from tcm.data.decode import BrokenImage, picture_of, png_of
+from tcm.data.decode import BrokenImage, declared_form, picture_of, png_of
 from tcm.data.labels import DATASET_JSON
 from tcm.data.loader import read_ahead
 from tcm.data.pictures import Pictures
@@ -56,6 +56,14 @@ class Form:
         if self.channels not in (None, 1, 3):
             raise TcmError(f"channels={self.channels} is not supported; use 1 (gray) or 3 (RGB)")
 
+    def __str__(self) -> str:
+        size = "as they are" if self.size is None else f"scaled to {self.size[0]}×{self.size[1]}"
+        cropped = {Crop.NONE: "", Crop.CENTER: "cropped to the centre, "}.get(
+            self.crop, f"cropped ({self.crop.value}), "
+        )
+        colour = {1: ", gray", 3: ", in colour"}.get(self.channels or 0, "")
+        return f"{cropped}{size}{colour}"
+
     def apply(self, picture: Image.Image, name: str) -> Image.Image:
         """Crop, scale and convert one picture."""
         if self.channels is not None:
@@ -93,6 +101,46 @@ def dhariwal_crop(picture: Image.Image, size: int) -> Image.Image:
     picture = picture.resize(scaled, Image.Resampling.BICUBIC)
     left, top = (picture.width - size) // 2, (picture.height - size) // 2
     return picture.crop((left, top, left + size, top + size))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the pictures of a source have in common, from their headers alone."""
+
+    channels: int
+    """3 if any picture is in colour, else 1."""
+    same_channels: bool
+    size: tuple[int, int] | None
+    """Height and width, if all have the same."""
+    shortest: int
+    """The shortest side of any picture."""
+
+
+def survey(source: Pictures | Dataset) -> Survey:
+    """Look at the headers of all pictures; a file without one is skipped here, and reported when it is read."""
+    if isinstance(source, Dataset):
+        channels, *size = source.shape
+        return Survey(channels, True, (size[0], size[1]), min(size))
+    forms = []
+    for index, name in enumerate(source.names):
+        with suppress(BrokenImage):
+            forms.append(declared_form(source.data(index), name))
+    if not forms:
+        raise TcmError(f"none of {len(source.names)} images can be read; the first one is {source.names[0]}")
+    colours = {channels for channels, _, _ in forms}
+    sizes = {(height, width) for _, height, width in forms}
+    shortest = min(min(size) for size in sizes)
+    return Survey(max(colours), len(colours) == 1, sizes.pop() if len(sizes) == 1 else None, shortest)
+
+
+def usual_form(found: Survey, size: tuple[int, int] | None = None) -> Form:
+    """The form for pictures of which nothing is said: colour if any is, their own size if they share one.
+
+    Others become squares of 64 pixels, or of 32 where one of them is smaller than 64.
+    """
+    if size is None and found.size is None:
+        size = (64, 64) if found.shortest >= 64 else (32, 32)
+    return Form(size, Crop.NONE if size is None else Crop.CENTER, found.channels)
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,26 @@ def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     tree = _load(str(name_or_path), ())
     tree = _in_order(_merge(tree, _override_tree(overrides, tree)), "overrides")
+    return recipe_of(tree, str(name_or_path))
+
+
+def recipe_of(tree: Tree, source: str) -> Recipe:
+    """The recipe that tables of TOML describe; `source` names them in errors."""
     try:
         # JSON's strictness is the right one for TOML: a list may become a tuple, but text never a number.
         return Recipe.model_validate_json(json.dumps(_with_nulls(tree), default=str), strict=True)
     except ValidationError as error:
-        raise describe_validation(error, str(name_or_path), Recipe) from error
+        raise describe_validation(error, source, Recipe) from error
 
 
 def to_toml(recipe: Recipe) -> str:
     """A recipe as TOML with every default written out; an optional key that is not set is "none"."""
-    tree = recipe.model_dump()
+    return tree_to_toml(recipe.model_dump())
+
+
+def tree_to_toml(tree: Tree) -> str:
+    """Tables of a recipe as TOML, each stage in a table of its own."""
+    tree = dict(tree)
     stages = tree.pop("stages")
     tables = {key: tree.pop(key) for key in [key for key, value in tree.items() if isinstance(value, dict)]}
     tables |= {f"stages.{name}": stage for name, stage in stages.items()}

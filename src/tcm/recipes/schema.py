@@ -64,6 +64,10 @@ class Recipe(Setting):
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: as the data has"
     )
+    adapts: bool = Field(
+        default=False,
+        description="whether image_shape, classes and sigma_data become those of the data that a run is given",
+    )
     stages: dict[str, AnyStage] = Field(min_length=1, description="the stages, in order, each under its name")
     second_time: Positive = Field(
         default_factory=_default_second_time,

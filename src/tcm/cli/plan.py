@@ -1,0 +1,158 @@
+"""`tcm plan`: a recipe for your images, this machine and the time you have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tcm.cli.data import write_in_form
+from tcm.foundation.errors import TcmError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tcm.foundation.processes import Processes
+    from tcm.planning.plan import Plan
+
+LARGEST, SIDE = 64, 32
+"""Images with a side longer than LARGEST are cropped and scaled to SIDE × SIDE, which trains within hours on a CPU."""
+
+Budget = Annotated[str, typer.Option(help="How long to train, such as 20m, 2h or 1h30m.")]
+
+
+def plan(
+    data: Annotated[str, typer.Argument(help="A folder of images of one size, a zip, or any other data set.")],
+    budget: Budget = "1h",
+    out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("recipe.toml"),
+    device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Look at the data and this machine, and write a recipe to train with."""
+    from rich.console import Console
+
+    from tcm.foundation.processes import join
+
+    seconds = parse_budget(budget)
+    if out.exists():
+        raise TcmError(f"--out={out} exists; remove it or choose another name")
+    with join(device) as processes:
+        found = planned(data, seconds, processes, out.with_name(f"{out.stem}-data.zip"))
+    out.write_text(found.toml(), "utf-8")
+    if as_json:
+        typer.echo(json.dumps(as_dict(found, out)))
+        return
+    console = Console()
+    console.print(table(found))
+    console.print(f"{out}: edit it as you like, then: tcm train {out}", highlight=False, soft_wrap=True)
+
+
+def planned(data: str, seconds: float, processes: Processes, prepared: Path) -> Plan:
+    """The plan for a data set, showing meanwhile what is being done; images of several sizes are first `prepared`."""
+    from rich.console import Console
+
+    from tcm.data import open_dataset
+    from tcm.planning.plan import make_plan
+
+    path = prepared_data(data, prepared)
+    with Console(stderr=True).status("planning") as status:
+        return make_plan(open_dataset(path), path, seconds, processes, status.update)
+
+
+def prepared_data(data: str, target: Path) -> str:
+    """The path of data whose images are all of one small size: the data itself, or a zip made from it."""
+    from tcm.data.opening import open_pictures
+    from tcm.data.prepare import Crop, Form, survey
+
+    source = str(Path(data).absolute()) if Path(data).exists() else data
+    if target.exists():
+        return str(target.absolute())
+    pictures = open_pictures(data)
+    found = survey(pictures)
+    if found.size is not None and max(found.size) <= LARGEST and found.same_channels:
+        return source
+    target.parent.mkdir(parents=True, exist_ok=True)
+    form = Form((SIDE, SIDE), Crop.CENTER, found.channels)
+    write_in_form(pictures, form, target, skip_broken=True, workers=os.cpu_count() or 1)
+    return str(target.absolute())
+
+
+def is_data(name: str) -> bool:
+    """Whether a name that `tcm train` is given is that of images, not of a recipe."""
+    from tcm.data.huggingface import HUB
+    from tcm.data.opening import FETCHABLE
+    from tcm.recipes.resolve import shipped
+
+    if name in shipped() or name.endswith(".toml"):
+        return False
+    return Path(name).exists() or name in FETCHABLE or name.startswith(HUB)
+
+
+def planned_recipe(data: str, run: Path, budget: str, device: str | None) -> str:
+    """The recipe of a run on a data set: the run's own, or a new plan's, which is written into the run's folder."""
+    from rich.console import Console
+
+    from tcm.foundation.processes import join
+    from tcm.recipes.folders import RECIPE_FILE
+
+    path = run / RECIPE_FILE
+    if path.is_file():
+        return str(path)
+    with join(device) as processes:
+        if processes.count > 1:
+            raise TcmError(f"{data} is planned for one process; run `tcm plan {data}` first, then train its recipe")
+        found = planned(data, parse_budget(budget), processes, run / "data.zip")
+    run.mkdir(parents=True, exist_ok=True)
+    path.write_text(found.toml(), "utf-8")
+    Console().print(table(found))
+    return str(path)
+
+
+def table(found: Plan) -> Table:
+    """What was chosen and why, and how long each stage will take."""
+    from rich.table import Table
+
+    rows = Table(title="The plan", title_justify="left", show_header=False)
+    rows.add_column(style="bold", overflow="fold", max_width=44)
+    rows.add_column(overflow="fold")
+    for choice in found.choices:
+        rows.add_row(choice.what, choice.why)
+    times = ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.seconds.items())
+    rows.add_row(f"about {duration(sum(found.seconds.values()))} on this machine", times)
+    return rows
+
+
+def as_dict(found: Plan, out: Path) -> dict[str, object]:
+    """The plan for other programs."""
+    choices = [{"what": choice.what, "why": choice.why, "keys": choice.keys} for choice in found.choices]
+    return {"recipe": str(out), "seconds": found.seconds, "choices": choices}
+
+
+def parse_budget(text: str) -> float:
+    """Seconds.
+
+    >>> parse_budget("20m"), parse_budget("1h30m")
+    (1200.0, 5400.0)
+    """
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
+    parts = [float(part or 0) for part in match.groups()] if match else []
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    if not seconds:
+        raise TcmError(f"--budget={text} is not a time; write it like 20m, 2h or 1h30m")
+    return seconds
+
+
+def duration(seconds: float) -> str:
+    """Such as `1 h 20 min`.
+
+    >>> duration(42), duration(540), duration(4800)
+    ('42 s', '9 min', '1 h 20 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -1,0 +1,1 @@
+"""From a data set, this machine and a budget to a recipe."""

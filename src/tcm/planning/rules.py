@@ -1,0 +1,195 @@
+"""The rules of a plan: what follows from the data, the machine and the budget, each with its reason.
+
+A rule is a function that returns a `Choice`: keys of a recipe, and why they have these values. Where the paper has a
+figure, it is used, in units of the data (the paper's sigma_data is 0.5); the others come from runs on small data.
+`docs/planning.md` says how well they do.
+"""
+
+from dataclasses import dataclass
+from math import floor, log, log10, sqrt
+from typing import Any
+
+from tcm.planning.look import Look
+
+SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}
+"""Of the budget: stages 1 and 2 can only be as good as their teacher."""
+WIDTHS = (8, 16, 32, 64, 128)
+BATCH = 128
+LARGEST_T = 80.0
+IMAGES_WANTED = 150_000
+"""Images that stage 0 should see at least; with fewer, a smaller network is better."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Keys of a recipe with their values, and why."""
+
+    what: str
+    why: str
+    keys: dict[str, Any]
+
+
+def stages() -> Choice:
+    """A diffusion model, and two stages that distil it."""
+    return Choice(
+        "diffusion, then consistency and truncated distillation",
+        "at small budgets this is far better than training stages 1 and 2 from data",
+        {
+            "stages.diffusion.objective": "diffusion",
+            "stages.diffusion.init": "scratch",
+            "stages.diffusion.optimizer": "adam",
+            "stages.consistency.objective": "consistency",
+            "stages.consistency.teacher": "diffusion",
+            "stages.truncated.objective": "truncated",
+            "stages.truncated.teacher": "diffusion",
+        },
+    )
+
+
+def data(look: Look, path: str) -> Choice:
+    """Shape, classes and sigma_data are the data's."""
+    summary = look.summary
+    classes = len(summary.class_counts)
+    return Choice(
+        f"{summary.count:,} images of {'×'.join(map(str, summary.shape))}, {classes or 'no'} classes, "
+        f"sigma_data {sigma_data(look):g}",
+        "as the data has them" + (f"; {summary.duplicates:,} are duplicates" if summary.duplicates else ""),
+        {
+            "data.path": path,
+            "image_shape": list(summary.shape),
+            "sigma_data": sigma_data(look),
+            "conditional": bool(classes),
+        }
+        | ({"classes": classes} if classes else {}),
+    )
+
+
+def mirroring(look: Look) -> Choice:
+    """Mirror only what has no left and right."""
+    test = look.mirror
+    told_apart = f"a linear classifier tells {test.group} from their mirror images in {test.accuracy:.0%} of cases"
+    return Choice(f"{'' if test.safe else 'no '}mirroring", told_apart, {"data.flip": test.safe})
+
+
+def times(look: Look) -> Choice:
+    """T drowns the largest difference between two images; all other times scale with the data's deviation."""
+    t_max = min(LARGEST_T, rounded(look.farthest))
+    t_prime = rounded(min(2 * sigma_data(look), t_max / 5))
+    shift = round(log(2 * sigma_data(look)), 2)
+    return Choice(
+        f"T = {t_max:g}, t' = {t_prime:g}",
+        f"the two images farthest apart differ by {look.farthest:.3g} (T is at most the paper's 80); "
+        "t' is 2 sigma_data, as in the paper",
+        {
+            "t_max": t_max,
+            "second_time": t_prime,
+            "stages.diffusion.times": {"kind": "lognormal", "mean": round(shift - 1.2, 2), "std": 1.2},
+            "stages.consistency.times": {"kind": "lognormal", "mean": round(shift - 1.1, 2), "std": 2.0},
+            "stages.truncated.times": {"kind": "logstudentt", "mean": shift, "std": 0.2, "nu": 0.01},
+            "stages.truncated.t_prime": t_prime,
+        },
+    )
+
+
+def network(look: Look, width: int) -> Choice:
+    """A DDPM++: the first level has this width, the others twice as much; attention at 8 pixels unless it is narrow."""
+    sides = resolutions(*look.summary.shape[1:])
+    table = {
+        "kind": "ddpmpp",
+        "channels": width,
+        "channel_mult": [1, *[2] * (len(sides) - 1)],
+        "blocks": 1 if width < 64 else 2,
+        "attention": [side for side in sides if side <= 8][:1] if width >= 16 else [],
+    }
+    return Choice(
+        f"a DDPM++ with {width} channels",
+        f"the widest of {', '.join(map(str, WIDTHS))} with which stage 0 has time for {IMAGES_WANTED:,} images",
+        {"network": table},
+    )
+
+
+def resolutions(height: int, width: int) -> list[int]:
+    """The longer side at each level of a U-Net, halved to 8 (from 16 or less to 4), or until it is odd.
+
+    >>> resolutions(8, 8), resolutions(16, 16), resolutions(28, 28), resolutions(32, 48), resolutions(25, 25)
+    ([8, 4], [16, 8, 4], [28, 14, 7], [48, 24, 12], [25])
+    """
+    sides, smallest = [max(height, width)], 4 if min(height, width) <= 16 else 8
+    while height % 2 == 0 and width % 2 == 0 and min(height, width) > smallest:
+        height, width = height // 2, width // 2
+        sides.append(max(height, width))
+    return sides
+
+
+def learning_rates(width: int) -> Choice:
+    """Wider networks take smaller steps."""
+    rate = rounded(8e-3 * sqrt(8 / width), 1)
+    rates = {"diffusion": rate, "consistency": rate / 2, "truncated": rate / 2}
+    return Choice(
+        f"learning rates {rate:g} (diffusion) and {rate / 2:g}",
+        f"8e-3 is best for 8 channels and batches of {BATCH}; it falls with the root of the width",
+        {f"stages.{name}.learning_rate": value for name, value in rates.items()},
+    )
+
+
+def lengths(steps: dict[str, int], images: int) -> Choice:
+    """As many steps as the budget has time for; what depends on their number follows them."""
+    keys: dict[str, Any] = {}
+    for name, count in steps.items():
+        every = max(1, count // 5)
+        keys |= {f"stages.{name}.steps": count, f"stages.{name}.batch": BATCH, f"stages.{name}.keep": 1}
+        keys |= {f"stages.{name}.checkpoint_every": every, f"stages.{name}.sample_every": every}
+        keys |= {f"stages.{name}.averages": [{"kind": "power", "gamma": 6.94}]}
+    keys |= {
+        "stages.diffusion.warmup": min(500, steps["diffusion"] // 20),
+        "stages.consistency.curriculum": {
+            "q": 2.0,
+            "d": max(1, steps["consistency"] // 5),
+            "limit": ratio_limit(steps),
+        },
+        "stages.truncated.curriculum": {"d": 0, "limit": ratio_limit(steps)},
+    }
+    described = ", ".join(f"{count:,}" for count in steps.values())
+    epochs = steps["diffusion"] * BATCH / images
+    return Choice(
+        f"{described} steps of {BATCH} images",
+        f"what the budget has time for ({epochs:.3g} epochs of stage 0); averages and ratio keep pace with them",
+        keys,
+    )
+
+
+def precision() -> Choice:
+    """IEEE fp32 throughout."""
+    return Choice(
+        "precision fp32",
+        "rounding to 16 bits hides the small differences that stages 1 and 2 learn from",
+        {f"stages.{name}.precision": "fp32" for name in SHARES},
+    )
+
+
+def micro_batches(accumulation: int) -> Choice:
+    """As many as memory asks for; the result does not depend on it."""
+    return Choice(
+        f"micro-batches of {BATCH // accumulation}",
+        "what fits into this machine's memory",
+        {f"stages.{name}.accumulation": accumulation for name in SHARES},
+    )
+
+
+def ratio_limit(steps: dict[str, int]) -> float:
+    """r/t at the end of stage 1: a tight one needs long training, or the model does not get there."""
+    return 0.9 if steps["consistency"] < 10_000 else 0.97 if steps["consistency"] < 50_000 else 0.999
+
+
+def sigma_data(look: Look) -> float:
+    """The standard deviation of all pixels, to two digits."""
+    return max(0.05, round(look.summary.sigma_data, 2))
+
+
+def rounded(value: float, digits: int = 2) -> float:
+    """To this many digits.
+
+    >>> rounded(9.627), rounded(101.0), rounded(0.1234)
+    (9.6, 100.0, 0.12)
+    """
+    return round(value, digits - 1 - floor(log10(abs(value))))

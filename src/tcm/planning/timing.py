@@ -1,0 +1,32 @@
+"""How long a step takes on this machine: real steps of a stage, with fresh weights."""
+
+import time
+from statistics import median
+
+from tcm.data import Batches, Dataset
+from tcm.foundation.processes import Processes
+from tcm.recipes.schema import Recipe, roles_of
+from tcm.training.metrics import time_bins
+from tcm.training.stage_models import card_of
+from tcm.training.trainer import Trainer
+from tcm.weights import Model
+
+
+def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Processes, patience: float = 3.0) -> float:
+    """The median time of a stage's steps: three or more, for `patience` seconds, after a first that is not counted."""
+    stage, roles = recipe.stages[name], roles_of(recipe, name)
+    card = card_of(recipe, name, dataset.shape, dataset.condition_kind if recipe.conditional else None)
+    models = {key: Model.fresh(card).to(processes.device).denoiser for key in roles}
+    for key, model in models.items():
+        model.requires_grad_(roles[key].trained)
+    bins = time_bins(recipe.t_min, recipe.t_max)
+    trainer = Trainer(stage, stage.build(recipe), models, roles, processes, seed=(0, name), bin_edges=bins)
+    batches = Batches(dataset, seed=0, batch=stage.batch, flip=recipe.data.flip)
+    trainer.step(0, batches.at(0))
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < patience:
+        loaded = batches.at(len(taken) + 1)
+        begin = time.perf_counter()
+        trainer.step(len(taken) + 1, loaded)
+        taken.append(time.perf_counter() - begin)
+    return median(taken)
