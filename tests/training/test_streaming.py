@@ -22,6 +22,8 @@ import tcm
 from tcm.data import BatchSource, LoadedBatch, StreamBatches, open_dataset, open_stream
 from tcm.foundation.errors import TcmError
 
+pytestmark = pytest.mark.long
+
 COUNT, STEPS = 100, 12
 STAGE = FOLDERS[0]
 
