@@ -13,6 +13,8 @@ from benchmarks import harness
 from benchmarks.harness import Row, Settings, interleave, number, peak_bytes, ratio, save, share
 from benchmarks.noise import EmulatedTF32, round_to_tf32
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 
 

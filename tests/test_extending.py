@@ -14,6 +14,8 @@ import pytest
 from tcm.foundation.errors import TcmError
 from tcm.recipes.resolve import differences, resolve, to_toml
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 BLOCKS = re.findall(r"```(?:python|toml)\n(# (\S+\.(?:py|toml))\b.*?)```", PAGE.read_text(), flags=re.S)
 """The text of each example, and the file's name that its first line gives it."""

@@ -22,6 +22,8 @@ from tcm.foundation.devices import best_device, fp32_products
 from tcm.report.drawing import observe_run
 from tcm.report.records import read_run
 
+pytestmark = pytest.mark.long
+
 BACKENDS = torch.backends
 
 

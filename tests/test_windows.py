@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from launching import FOLDERS, tiny
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).with_name("without_posix.py")
 

@@ -9,6 +9,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 STAGES = ("diffusion", "consistency", "truncated", "continued")
 TINY = ["diffusion.warmup=0", *(f"{stage}.{key}" for stage in STAGES for key in ("steps=4", "batch=8"))]
 

@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "kind": kind,
             "network": network,
             "image_shape": (1, 8, 8),
-            "condition": {"count": 10},
+            "condition": {"kind": "classes", "count": 10},
             "t_max": 10.0,
             **extra,
         }
@@ -145,7 +145,7 @@ def test_published_statistics_as_the_reference(models: Path) -> None:
     np.savez("edm.npz", mu=np.zeros(64), sigma=np.eye(64))
     run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70)
     assert read_scores(Path("scores.jsonl"))[0].reference_count is None
-    with pytest.raises(TcmError, match="statistics only"):
+    with pytest.raises(TcmError, match="only statistics"):
         run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70, "--dfid", "1")
 
 

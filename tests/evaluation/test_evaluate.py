@@ -199,7 +199,7 @@ def make_model(kind: str = "consistency", **changes: object) -> tcm.Model:
             "kind": kind,
             "network": network,
             "image_shape": (1, 8, 8),
-            "condition": {"count": 10},
+            "condition": {"kind": "classes", "count": 10},
             "t_max": 10.0,
             **changes,
         }

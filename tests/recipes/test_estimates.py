@@ -89,7 +89,7 @@ def test_memory_and_hours() -> None:
     assert memory.state == 8 * weights
     assert memory.activations == recipe.stages["truncated"].batch * cost.activations_per_image
     assert memory.total == memory.state + memory.activations
-    assert cost.gpu_hours == pytest.approx(1000 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
+    assert cost.gpu_hours == pytest.approx(500 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
     plain = estimate(recipe, recipe.stages["diffusion"]).memory
     assert (plain.helpers, plain.averages) == (0, weights)
 
@@ -115,7 +115,7 @@ def test_batch_shared_by_processes_and_micro_batches() -> None:
     )
     stage = recipe.stages["truncated"]
     one, two = estimate(recipe, stage), estimate(recipe, stage, processes=2)
-    assert one.memory.activations == 16 * one.activations_per_image == 2 * two.memory.activations
+    assert one.memory.activations == 32 * one.activations_per_image == 2 * two.memory.activations
     assert one.step_flops == two.step_flops
     whole = estimate(resolve("digits"), resolve("digits").stages["truncated"])
     assert whole.memory.activations == 8 * one.memory.activations

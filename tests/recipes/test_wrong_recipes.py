@@ -156,11 +156,11 @@ WRONG_OVERRIDES = {
         "of them and one other; use a batch of at least 2 or another rho"
     ),
     "digits truncated.rho=0.005": (
-        "digits: truncated: rho=0.005 of a batch of 64 gives 0 boundary samples, but a batch needs at least one "
+        "digits: truncated: rho=0.005 of a batch of 128 gives 0 boundary samples, but a batch needs at least one "
         "of them and one other; use a batch of at least 200 or another rho"
     ),
     "digits truncated.accumulation=3": (
-        "digits: truncated.batch=64 is not divisible by accumulation=3; use batch=63 or 66"
+        "digits: truncated.batch=128 is not divisible by accumulation=3; use batch=126 or 129"
     ),
     "digits truncated.schedule=inverse_sqrt": (
         "digits: truncated.schedule='inverse_sqrt' needs schedule_reference, the step after which the learning rate "
@@ -170,7 +170,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.schedule_reference=100 has no effect on schedule='constant'; use schedule='inverse_sqrt' "
         "or schedule_reference='none'"
     ),
-    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=1000; shorten it",
+    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=500; shorten it",
     # stages that need one another
     "digits order=['diffusion','truncated']": (
         "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', which cannot provide the frozen "

@@ -16,6 +16,8 @@ from launching import FOLDERS, Launcher, fingerprint, tiny, tiny_recipe
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.guard import GuardState
 
+pytestmark = pytest.mark.long
+
 
 def cut(checkpoint: Path) -> None:
     (file,) = checkpoint.glob("*.safetensors")

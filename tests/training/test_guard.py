@@ -142,7 +142,7 @@ def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
         TcmError, match=r"does not recover: the loss is nan, 2 times in a row, even after 2 returns"
     ) as e:
         fit.run(stop)
-    assert "step-4; lower learning_rate=0.002, set clip, or look at the data" in str(e.value)
+    assert "step-4; lower learning_rate=0.008, set clip, or look at the data" in str(e.value)
     assert sum(event["event"] == "went back" for event in events(tmp_path)) == 2
 
 

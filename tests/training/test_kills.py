@@ -10,7 +10,10 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from launching import FOLDERS, Command, Launcher, fingerprint, lines, tiny
+
+pytestmark = pytest.mark.long
 
 KILLS = int(os.environ.get("TCM_KILLS", "4"))
 

@@ -42,7 +42,7 @@ def test_a_run_continues_its_schedule(tmp_path: Path) -> None:
     train(tiny_recipe(4, *words, *offsets), tmp_path / "run")
     for folder, offset in (("1-consistency", 5), ("2-truncated", 5 + 4)):
         rates = [line["learning_rate"] for line in lines(tmp_path / "run" / folder) if "loss" in line]
-        assert rates == pytest.approx([1e-3 / sqrt((offset + step) / 3) for step in (1, 3)])
+        assert rates == pytest.approx([4e-3 / sqrt((offset + step) / 3) for step in (1, 3)])
 
 
 @pytest.mark.parametrize("offset", [0, 150_000])

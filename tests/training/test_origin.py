@@ -15,6 +15,8 @@ from launching import tiny_recipe
 from tcm.data import ArrayDataset, open_dataset
 from tcm.data.order import global_batch
 
+pytestmark = pytest.mark.long
+
 IMAGES = writers.sample_pixels(200, channels=1, height=8, width=8)
 FILES = writers.numbered(IMAGES)
 STEPS, BATCH = 2, 4

@@ -14,6 +14,8 @@ from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tin
 
 import tcm
 
+pytestmark = pytest.mark.long
+
 STEPS = int(os.environ.get("TCM_STEPS", "5"))
 PLAIN = ["network.dropout=0.0", *(f"{stage}.log_every=1" for stage in STAGES)]
 QUIET = [f"{stage}.{word}" for stage in STAGES for word in ("sample_every=0", "checkpoint_every=100")]

@@ -13,6 +13,8 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Job, side_by_side
 
+pytestmark = pytest.mark.long
+
 STAGES = ("diffusion", "consistency", "truncated", "continued")
 FOLDERS = [f"{place}-{stage}" for place, stage in enumerate(STAGES)]
 

@@ -35,7 +35,7 @@ REASONS = {
     "numpy_object_bytes": "scalar that is not a number",
     "whitelisted_dotted": "OrderedDict.fromkeys",
     "extension_1": "EXT1",
-    "state_of_function": "no record",
+    "state_of_function": "not a record",
     "billion_laughs": "unfold",
     "contains_itself": "contains itself",
     "deep_lists": "200 levels",
