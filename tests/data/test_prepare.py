@@ -13,7 +13,7 @@ from PIL import Image
 from tcm.data import open_dataset, prepare_dataset
 from tcm.data.decode import picture_of
 from tcm.data.opening import open_pictures
-from tcm.data.prepare import Crop, Form, center_crop, dhariwal_crop
+from tcm.data.prepare import Crop, Form, center_crop, dhariwal_crop, survey, usual_form
 from tcm.foundation.errors import TcmError
 
 IMAGES = writers.sample_pixels(12, height=16, width=16)
@@ -153,3 +153,42 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         with pytest.raises(TcmError):
             Form(size, crop, channels)
+
+
+def picture_files(folder: Path, *pictures: Image.Image) -> Path:
+    folder.mkdir()
+    for number, picture in enumerate(pictures):
+        picture.save(folder / f"{number}.png")
+    return folder
+
+
+GRAY, COLOUR = Image.new("L", (50, 40)), Image.new("RGB", (70, 90), "red")
+
+
+@pytest.mark.parametrize(
+    ("pictures", "form"),
+    [
+        ((GRAY, GRAY), Form(None, Crop.NONE, 1)),
+        ((COLOUR, COLOUR), Form(None, Crop.NONE, 3)),
+        ((GRAY, COLOUR), Form((32, 32), Crop.CENTER, 3)),
+        ((COLOUR, COLOUR.resize((80, 64))), Form((64, 64), Crop.CENTER, 3)),
+        ((GRAY.convert("LA"), GRAY), Form(None, Crop.NONE, 1)),
+        ((GRAY.convert("RGBA"), GRAY), Form(None, Crop.NONE, 3)),
+        ((COLOUR.convert("P"), GRAY.resize((70, 90))), Form(None, Crop.NONE, 3)),
+    ],
+)
+def test_the_usual_form(tmp_path: Path, pictures: tuple[Image.Image, ...], form: Form) -> None:
+    """Colour if any picture is; their own size if they share one, else a square that is no larger than all of them."""
+    source = open_pictures(picture_files(tmp_path / "pictures", *pictures))
+    assert usual_form(survey(source)) == form
+    prepare_dataset(source, tmp_path / "out.zip", form)
+    assert open_dataset(tmp_path / "out.zip").shape[0] == form.channels
+
+
+def test_broken_files_do_not_stop_a_survey(tmp_path: Path) -> None:
+    folder = picture_files(tmp_path / "pictures", COLOUR)
+    (folder / "broken.png").write_bytes(b"nothing")
+    assert survey(open_pictures(folder)).size == (90, 70)
+    (folder / "0.png").unlink()
+    with pytest.raises(TcmError, match="none of 1 images can be read"):
+        survey(open_pictures(folder))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tcm.foundation.processes import Processes
     from tcm.planning.plan import Plan
 
+PLAN_FILE = "plan.toml"
 LARGEST, SIDE = 64, 32
 """Images with a side longer than LARGEST are cropped and scaled to SIDE × SIDE, which trains within hours on a CPU."""
 
@@ -93,23 +94,22 @@ def is_data(name: str) -> bool:
 
 
 def planned_recipe(data: str, run: Path, budget: str, device: str | None) -> str:
-    """The recipe of a run on a data set: the run's own, or a new plan's, which is written into the run's folder."""
+    """The recipe of a run on a data set: the run's own, or that of a new plan, which the run's folder keeps."""
     from rich.console import Console
 
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
 
-    path = run / RECIPE_FILE
-    if path.is_file():
-        return str(path)
+    if (run / RECIPE_FILE).is_file():
+        return str(run / RECIPE_FILE)
     with join(device) as processes:
         if processes.count > 1:
             raise TcmError(f"{data} is planned for one process; run `tcm plan {data}` first, then train its recipe")
         found = planned(data, parse_budget(budget), processes, run / "data.zip")
     run.mkdir(parents=True, exist_ok=True)
-    path.write_text(found.toml(), "utf-8")
+    (run / PLAN_FILE).write_text(found.toml(), "utf-8")
     Console().print(table(found))
-    return str(path)
+    return str(run / PLAN_FILE)
 
 
 def table(found: Plan) -> Table:

@@ -47,40 +47,48 @@ class Planner:
     look: Look
     budget: float
     processes: Processes
+    patience: float = 1.0
+    """Seconds for which each stage is timed."""
 
     def plan(self, say: Callable[[str], None]) -> Plan:
         """The widest network that the budget has time for, and as many steps as fit."""
         few = dict.fromkeys(rules.SHARES, FEWEST_STEPS)
-        width = rules.WIDTHS[0]
+        width, batch = rules.WIDTHS[0], rules.BATCHES[0]
         for wider in rules.WIDTHS[1:]:
             say(f"timing a network with {wider} channels")
-            draft = _recipe(self.choices(wider, few))
-            step = seconds_per_step(draft, "diffusion", self.dataset, self.processes, patience=1.0)
-            if self._time("diffusion") / step * rules.BATCH < rules.IMAGES_WANTED:
+            draft = _recipe(self.choices(wider, batch, few))
+            step = self._seconds(draft, "diffusion")
+            if self._time("diffusion") / step * batch < rules.IMAGES_WANTED:
                 break
             width = wider
-        say(f"timing each stage with {width} channels")
-        draft = _recipe(self.choices(width, few))
-        step_of = {name: seconds_per_step(draft, name, self.dataset, self.processes) for name in rules.SHARES}
-        steps = {name: int(self._time(name) / step_of[name]) for name in rules.SHARES}
+        for batch in rules.BATCHES:
+            say(f"timing each stage with {width} channels and batches of {batch}")
+            draft = _recipe(self.choices(width, batch, few))
+            step_of = {name: self._seconds(draft, name) for name in rules.SHARES}
+            steps = {name: int(self._time(name) / step_of[name]) for name in rules.SHARES}
+            if min(steps.values()) >= rules.STEPS_WANTED:
+                break
         self._check(steps)
-        choices = self.choices(width, steps)
+        choices = self.choices(width, batch, steps)
         return Plan(choices, _recipe(choices), {name: steps[name] * step_of[name] for name in steps})
 
-    def choices(self, width: int, steps: Steps) -> tuple[Choice, ...]:
-        """All rules, given the network's width and the length of the stages."""
+    def choices(self, width: int, batch: int, steps: Steps) -> tuple[Choice, ...]:
+        """All rules, given the network's width, the batch and the length of the stages."""
         found = (
             rules.stages(),
             rules.data(self.look, self.path),
             rules.mirroring(self.look),
             rules.times(self.look),
             rules.network(self.look, width),
-            rules.learning_rates(width),
-            rules.lengths(steps, self.look.summary.count),
+            rules.learning_rates(width, batch),
+            rules.lengths(steps, batch, self.look.summary.count),
             rules.precision(),
         )
         parts = _micro_batches(_recipe(found), free_memory(self.processes.device) * MEMORY)
-        return found if parts == 1 else (*found, rules.micro_batches(parts))
+        return found if parts == 1 else (*found, rules.micro_batches(parts, batch))
+
+    def _seconds(self, draft: Recipe, name: str) -> float:
+        return seconds_per_step(draft, name, self.dataset, self.processes, self.patience)
 
     def _time(self, name: str) -> float:
         return self.budget * (1 - OVERHEAD) * rules.SHARES[name]
@@ -106,7 +114,7 @@ def _micro_batches(recipe: Recipe, memory: float) -> int:
     parts = 1
     for stage in recipe.stages.values():
         cost = estimate(recipe, stage)
-        while parts < rules.BATCH and cost.memory.state + cost.memory.activations / parts > memory:
+        while parts < stage.batch and cost.memory.state + cost.memory.activations / parts > memory:
             parts *= 2
     return parts
 

@@ -14,7 +14,9 @@ from tcm.planning.look import Look
 SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}
 """Of the budget: stages 1 and 2 can only be as good as their teacher."""
 WIDTHS = (8, 16, 32, 64, 128)
-BATCH = 128
+BATCHES = (128, 64, 32)
+STEPS_WANTED = 400
+"""Steps that each stage should have at least; with fewer, a smaller batch is better."""
 LARGEST_T = 80.0
 IMAGES_WANTED = 150_000
 """Images that stage 0 should see at least; with fewer, a smaller network is better."""
@@ -73,7 +75,7 @@ def mirroring(look: Look) -> Choice:
 
 def times(look: Look) -> Choice:
     """T drowns the largest difference between two images; all other times scale with the data's deviation."""
-    t_max = min(LARGEST_T, rounded(look.farthest))
+    t_max = min(LARGEST_T, rounded(max(1.0, look.farthest)))
     t_prime = rounded(min(2 * sigma_data(look), t_max / 5))
     shift = round(log(2 * sigma_data(look)), 2)
     return Choice(
@@ -121,23 +123,23 @@ def resolutions(height: int, width: int) -> list[int]:
     return sides
 
 
-def learning_rates(width: int) -> Choice:
-    """Wider networks take smaller steps."""
-    rate = rounded(8e-3 * sqrt(8 / width), 1)
+def learning_rates(width: int, batch: int) -> Choice:
+    """Wider networks and smaller batches take smaller steps."""
+    rate = rounded(8e-3 * sqrt(8 / width * batch / 128), 1)
     rates = {"diffusion": rate, "consistency": rate / 2, "truncated": rate / 2}
     return Choice(
         f"learning rates {rate:g} (diffusion) and {rate / 2:g}",
-        f"8e-3 is best for 8 channels and batches of {BATCH}; it falls with the root of the width",
+        "8e-3 is best for 8 channels and batches of 128; it goes with the root of batch over channels",
         {f"stages.{name}.learning_rate": value for name, value in rates.items()},
     )
 
 
-def lengths(steps: dict[str, int], images: int) -> Choice:
+def lengths(steps: dict[str, int], batch: int, images: int) -> Choice:
     """As many steps as the budget has time for; what depends on their number follows them."""
     keys: dict[str, Any] = {}
     for name, count in steps.items():
         every = max(1, count // 5)
-        keys |= {f"stages.{name}.steps": count, f"stages.{name}.batch": BATCH, f"stages.{name}.keep": 1}
+        keys |= {f"stages.{name}.steps": count, f"stages.{name}.batch": batch, f"stages.{name}.keep": 1}
         keys |= {f"stages.{name}.checkpoint_every": every, f"stages.{name}.sample_every": every}
         keys |= {f"stages.{name}.averages": [{"kind": "power", "gamma": 6.94}]}
     keys |= {
@@ -150,10 +152,11 @@ def lengths(steps: dict[str, int], images: int) -> Choice:
         "stages.truncated.curriculum": {"d": 0, "limit": ratio_limit(steps)},
     }
     described = ", ".join(f"{count:,}" for count in steps.values())
-    epochs = steps["diffusion"] * BATCH / images
+    epochs = steps["diffusion"] * batch / images
     return Choice(
-        f"{described} steps of {BATCH} images",
-        f"what the budget has time for ({epochs:.3g} epochs of stage 0); averages and ratio keep pace with them",
+        f"{described} steps of {batch} images",
+        f"what the budget has time for ({epochs:.3g} epochs of stage 0), in the largest batches that leave "
+        f"{STEPS_WANTED} steps; averages and ratio keep pace with the steps",
         keys,
     )
 
@@ -167,10 +170,10 @@ def precision() -> Choice:
     )
 
 
-def micro_batches(accumulation: int) -> Choice:
+def micro_batches(accumulation: int, batch: int) -> Choice:
     """As many as memory asks for; the result does not depend on it."""
     return Choice(
-        f"micro-batches of {BATCH // accumulation}",
+        f"micro-batches of {batch // accumulation}",
         "what fits into this machine's memory",
         {f"stages.{name}.accumulation": accumulation for name in SHARES},
     )

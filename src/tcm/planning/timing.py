@@ -12,7 +12,7 @@ from tcm.training.trainer import Trainer
 from tcm.weights import Model
 
 
-def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Processes, patience: float = 3.0) -> float:
+def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Processes, patience: float) -> float:
     """The median time of a stage's steps: three or more, for `patience` seconds, after a first that is not counted."""
     stage, roles = recipe.stages[name], roles_of(recipe, name)
     card = card_of(recipe, name, dataset.shape, dataset.condition_kind if recipe.conditional else None)

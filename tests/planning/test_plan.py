@@ -1,0 +1,134 @@
+"""A plan: a recipe that fits its data, its budget and its machine, from the command line too."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tcm.cli.plan import parse_budget
+from tcm.data.dataset import ArrayDataset, ClassLabels
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
+from tcm.planning import rules
+from tcm.planning.look import look_at
+from tcm.planning.plan import Planner
+from tcm.recipes.resolve import differences, resolve
+
+CPU = Processes(torch.device("cpu"))
+SIDES = st.integers(4, 40)
+
+
+def images(count: int, *shape: int, classes: int = 0) -> ArrayDataset:
+    rng = np.random.default_rng(0)
+    names = tuple(f"class {k}" for k in range(classes))
+    labels = ClassLabels.of(np.arange(count) % classes, "here", names) if classes else None
+    return ArrayDataset(rng.integers(0, 256, (count, *shape), dtype=np.uint8), labels)
+
+
+def planner(data: ArrayDataset, budget: float = 60.0) -> Planner:
+    return Planner(data, "data.zip", look_at(data), budget, CPU, patience=0.02)
+
+
+@settings(max_examples=8)
+@given(SIDES, SIDES, st.sampled_from([1, 3]), st.sampled_from([0, 1, 3]), st.sampled_from(rules.WIDTHS))
+def test_every_shape_and_every_number_of_classes_has_a_recipe(
+    height: int, width: int, channels: int, classes: int, channels_wide: int
+) -> None:
+    """A recipe is checked as it is made: its network takes the images, its times are in order."""
+    data = images(6, channels, height, width, classes=classes)
+    choices = planner(data).choices(channels_wide, 64, dict.fromkeys(rules.SHARES, 100))
+    keys = {key: value for choice in choices for key, value in choice.keys.items()}
+    assert keys["image_shape"] == [channels, height, width]
+    assert keys.get("classes", 0) == classes
+    assert all(choice.why for choice in choices)
+
+
+def test_flat_images_have_a_recipe() -> None:
+    """All images the same gray: no distance, no deviation."""
+    data = ArrayDataset(np.full((10, 1, 8, 8), 128, np.uint8), None)
+    choices = planner(data).choices(8, 128, dict.fromkeys(rules.SHARES, 100))
+    assert {key: value for choice in choices for key, value in choice.keys.items()}["t_max"] > 0
+
+
+def test_memory_decides_about_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcm.planning.plan.free_memory", lambda device: 40e6)
+    choices = planner(images(6, 3, 16, 16)).choices(8, 128, dict.fromkeys(rules.SHARES, 100))
+    assert choices[-1].keys["stages.truncated.accumulation"] > 1
+
+
+def test_a_plan_fills_its_budget_and_its_file_is_its_recipe(tmp_path: Path) -> None:
+    plan = planner(images(64, 1, 8, 8, classes=2), 120.0).plan(lambda text: None)
+    assert 0.8 * 120 < sum(plan.seconds.values()) <= 120
+    file = tmp_path / "planned.toml"
+    file.write_text(plan.toml())
+    assert differences(resolve(str(file)), plan.recipe) == []
+    assert plan.recipe.stages["consistency"].steps >= 100
+
+
+def test_a_budget_that_is_too_small_says_what_is_enough() -> None:
+    with pytest.raises(TcmError, match=r"--budget=0\.0167m has time for \d+ steps .* give \d+m"):
+        planner(images(64, 1, 8, 8), 1.0).plan(lambda text: None)
+
+
+@pytest.mark.parametrize("text", ["", "h", "2", "2 days", "0m", "-1h", "1m2h"])
+def test_what_is_not_a_budget(text: str) -> None:
+    with pytest.raises(TcmError, match="is not a time; write it like 20m, 2h or 1h30m"):
+        parse_budget(text)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes, several sizes, one gray picture, one broken file."""
+    rng = np.random.default_rng(0)
+    for kind in ("cats", "dogs"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for number in range(4):
+            pixels = rng.integers(0, 256, (40 + number, 70, 3), dtype=np.uint8)
+            Image.fromarray(pixels[..., 0] if number == 3 else pixels).save(
+                tmp_path / "photos" / kind / f"{number}.png"
+            )
+    (tmp_path / "photos" / "dogs" / "broken.png").write_bytes(b"not a picture")
+    return tmp_path / "photos"
+
+
+def tcm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "tcm", *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_from_a_folder_of_photographs_to_samples(photos: Path) -> None:
+    folder = photos.parent
+    short = [f"{stage}.{word}" for stage in rules.SHARES for word in ("steps=2", "batch=8")]
+    done = tcm(folder, "train", "photos", "--budget", "1h", "diffusion.warmup=0", *short)
+    assert done.returncode == 0, done.stderr
+    assert "left out: photos/dogs/broken.png" in done.stdout or "broken.png" in done.stdout
+    assert resolve(str(folder / "runs" / "photos" / "recipe.toml")).classes == 2
+    assert (folder / "runs" / "photos" / "plan.toml").read_text().startswith("# ")
+    again = tcm(folder, "train", "photos", "diffusion.warmup=0", *short)
+    assert (again.returncode, "done: runs/photos" in again.stdout) == (0, True)
+    done = tcm(folder, "sample", "runs/photos/2-truncated/model", "--class", "dogs", "-n", "2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command(tmp_path: Path) -> None:
+    np.savez(tmp_path / "small.npz", images=images(32, 1, 4, 4).pixels(np.arange(32)))
+    done = tcm(tmp_path, "plan", "small.npz", "--budget", "5m", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert sum(plan["seconds"].values()) <= 300
+    recipe = resolve(str(tmp_path / "recipe.toml"))
+    assert (recipe.conditional, recipe.image_shape) == (False, (1, 4, 4))
+    again = tcm(tmp_path, "plan", "small.npz")
+    assert (again.returncode, "--out=recipe.toml exists" in again.stderr) == (2, True)
+
+
+def test_a_budget_is_not_for_recipes(tmp_path: Path) -> None:
+    done = tcm(tmp_path, "train", "digits", "--budget", "3m")
+    assert (done.returncode, "says how many steps to train" in done.stderr) == (2, True)
