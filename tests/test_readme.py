@@ -18,8 +18,8 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(
 COMMANDS = [
     line.split("  #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line.strip()
 ]
-TOO_LONG = ("tcm data fetch", "tcm eval")
-"""Commands that need the network or hours: with --help, which parses every option and stops."""
+TOO_LONG = ("tcm data fetch", "tcm eval", "tcm train cifar10 ", "torchrun")
+"""Commands that need the network, what it has brought, or hours: with --help, which parses every option and stops."""
 
 
 def run(arguments: list[str], folder: Path) -> None:
@@ -51,7 +51,7 @@ def as_run_here(command: str) -> list[str]:
         return ["make", "--dry-run", "-C", str(ROOT), *words[1:]]
     if command.startswith(TOO_LONG):
         words.append("--help")
-    if "train" in words:
+    elif "train" in words:
         words.append("--dry-run")
     if words[0] == "torchrun":
         words[words.index("--nproc-per-node") + 1] = "1"

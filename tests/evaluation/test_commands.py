@@ -141,6 +141,62 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
         run("times", models / "diffusion", "--data", "digits", "--detector", "digits", "-n", 70)
 
 
+def a_run(models: Path) -> Path:
+    """A run whose second stage is its last finished one."""
+    folder = Path("a run")
+    for name, kind in (("0-diffusion", "diffusion"), ("1-consistency", "consistency"), ("10-again", "truncated")):
+        tcm.load(models / kind).save(folder / name / "model")
+    tcm.load(models / "diffusion").save(folder / "10-again.before-1" / "model")
+    (folder / "11-more" / "state").mkdir(parents=True)
+    (folder / "recipe.toml").touch()
+    return folder
+
+
+def test_a_run_stands_for_its_last_finished_stage(models: Path) -> None:
+    folder = a_run(models)
+    line = "a run: using 10-again, the last finished stage\n"
+    assert run("sample", folder, "-n", 4, "--out", "run.npz").startswith(line)
+    run("sample", models / "truncated", "-n", 4, "--out", "model.npz")
+    np.testing.assert_array_equal(np.load("run.npz")["images"], np.load("model.npz")["images"])
+    assert tcm.load(folder).card == tcm.load(str(folder)).card == tcm.load(models / "truncated").card
+    shared = ["--data", "digits", "--detector", "digits", "-n", 70]
+    assert run("eval", folder, *shared).startswith(line)
+    assert read_scores(Path("scores.jsonl"))[0].subject == "a run/10-again/model"
+    assert run("times", folder, *shared, "--grid", "1,2", "--write").startswith(line)
+    assert json.loads((folder / "10-again" / "model" / "config.json").read_text())["sampler"]["second_time"] in (1, 2)
+    assert run("export", folder, "--to", "edm-state-dict").startswith(line)
+    assert (folder / "10-again" / "model-edm.safetensors").is_file()
+
+
+def test_a_run_without_a_finished_stage() -> None:
+    (Path("run") / "0-diffusion" / "state").mkdir(parents=True)
+    (Path("run") / "recipe.toml").touch()
+    for call in (lambda: run("sample", "run"), lambda: tcm.load("run")):
+        with pytest.raises(
+            TcmError, match="run is a run without a finished stage; train it first, with `tcm train run`"
+        ):
+            call()
+
+
+def test_other_samples_are_not_mixed_or_lost(models: Path) -> None:
+    model = models / "consistency"
+    for out in ("folder", "a.npz", "a.zip", "grid.png"):
+        run("sample", model, "-n", 3, "--out", out)
+    (Path("folder") / "notes.txt").touch()
+    kept = {path: path.read_bytes() for path in (*Path("folder").iterdir(), Path("a.npz"), Path("a.zip"))}
+    with pytest.raises(TcmError, match=r"out=folder holds other images, such as 000000.png; .* pass --overwrite"):
+        run("sample", model, "-n", 2, "--seed", 5, "--out", "folder")
+    for archive in ("a.npz", "a.zip"):
+        with pytest.raises(TcmError, match=rf"out={archive} exists; name another one, or pass --overwrite"):
+            run("sample", model, "-n", 2, "--seed", 5, "--out", archive)
+    assert {path: path.read_bytes() for path in kept} == kept
+    for out in ("folder", "a.npz", "a.zip"):
+        run("sample", model, "-n", 2, "--seed", 5, "--out", out, "--overwrite")
+    run("sample", model, "-n", 2, "--seed", 5, "--out", "grid.png")
+    assert sorted(path.name for path in Path("folder").iterdir()) == ["000005.png", "000006.png", "notes.txt"]
+    assert np.load("a.npz")["seeds"].tolist() == [5, 6]
+
+
 def test_published_statistics_as_the_reference(models: Path) -> None:
     np.savez("edm.npz", mu=np.zeros(64), sigma=np.eye(64))
     run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70)

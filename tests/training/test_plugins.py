@@ -365,9 +365,8 @@ def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None
     assert all(torch.equal(critic[name], expected[name]) for name in expected)
 
     recipe = recipe_with(JumpStage, **words, afresh="network.enter")
-    folders = stage_folders(recipe, tmp_path / "run")
     with pytest.raises(TcmError, match=r"critics.init=init lacks network.jump.weight, network.jump.bias"):
-        check_run(recipe, {"critics": card}, folders, str(tmp_path / "source"))
+        check_run(recipe, {"critics": card}, {}, str(tmp_path / "source"))
 
 
 def test_import_asks_the_networks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ def test_a_signal_saves_and_stops(launcher: Launcher, tmp_path: Path, number: si
     command.until(lambda: metrics.exists() and bool(metrics.read_text()))
     command.send(number)
     assert command.wait() == 0, command.text
-    *_, saved, resume = command.text.splitlines()
+    *said, saved, resume = command.text.splitlines()
+    assert said.count("finishing this step, then saving (press again to stop without saving)") == 1
     assert resume == f"resume with: tcm train '{run}'"
     assert saved.endswith(f"{number.name}: saved and stopped")
     (first, last) = state(run)
@@ -73,6 +74,23 @@ def test_torchruns_second_ctrl_c_is_the_first() -> None:
     impatient.note(signal.SIGTERM, None)
     with pytest.raises(KeyboardInterrupt):
         impatient.note(signal.SIGINT, None)
+
+
+def test_the_first_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """By the handler itself, while the code that it interrupts is still busy; by one of many processes only."""
+    with stop_requests(patient=False):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == "finishing this step, then saving (press again to stop without saving)\n"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with stop_requests(patient=True):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == "finishing this step, then saving\n"
+    with stop_requests(patient=True, quiet=True) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop
+        assert capfd.readouterr().err == ""
 
 
 def test_the_handlers_before_come_back() -> None:

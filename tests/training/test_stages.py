@@ -132,15 +132,6 @@ def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
     assert tcm.Model.load(tmp_path / "run" / "2-truncated" / "model").sample(2).shape == (2, 3, 8, 8)
 
 
-@pytest.mark.parametrize(("recipe", "parameters"), [("cifar10", "55.7 M"), ("imagenet64-xl", "1119.3 M")])
-def test_dry_runs(launcher: Launcher, tmp_path: Path, recipe: str, parameters: str) -> None:
-    code, text = launcher.run("train", recipe, "--dry-run", "--run", str(tmp_path / "run"))
-    assert code == 0, text
-    assert parameters in text
-    assert "[stages.truncated]" in text
-    assert not (tmp_path / "run").exists()
-
-
 class Noting(StringIO):
     """Takes what is printed, and notes whether torch then uses deterministic kernels alone."""
 

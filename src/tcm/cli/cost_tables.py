@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.recipes.estimates import ASSUMPTION, LINKS, StageCost, estimate, scaling
+from tcm.recipes.estimates import ASSUMPTION, LINKS, Images, StageCost, estimate, scaling
 from tcm.recipes.resolve import resolve, shipped
 from tcm.recipes.schema import Recipe
 
@@ -32,9 +32,9 @@ def overview() -> Table:
     return table
 
 
-def stage_costs(recipe: Recipe) -> dict[str, StageCost]:
+def stage_costs(recipe: Recipe, images: Images | None = None) -> dict[str, StageCost]:
     """The cost of each stage."""
-    return {name: estimate(recipe, stage) for name, stage in recipe.stages.items()}
+    return {name: estimate(recipe, stage, images=images) for name, stage in recipe.stages.items()}
 
 
 def gpu_hours(costs: Iterable[StageCost]) -> float:
@@ -42,13 +42,13 @@ def gpu_hours(costs: Iterable[StageCost]) -> float:
     return sum(cost.gpu_hours for cost in costs)
 
 
-def cost_table(recipe: Recipe) -> Table:
-    """What each stage of a recipe costs, for a dry run."""
+def cost_table(recipe: Recipe, images: Images | None = None) -> Table:
+    """What each stage of a recipe costs on GPUs."""
     title = f"{escape(recipe.name)}: cost of each stage, estimates"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
         table.add_column(column, justify="left" if column == "stage" else "right")
-    for name, cost in stage_costs(recipe).items():
+    for name, cost in stage_costs(recipe, images).items():
         table.add_row(
             name,
             millions(cost.parameters),
@@ -63,15 +63,15 @@ def cost_table(recipe: Recipe) -> Table:
     return table
 
 
-def scaling_table(recipe: Recipe) -> Table:
-    """The predicted speed of each stage on 1, 8 and 64 GPUs, for a dry run."""
+def scaling_table(recipe: Recipe, images: Images | None = None) -> Table:
+    """The predicted speed of each stage on 1, 8 and 64 GPUs."""
     title = f"{escape(recipe.name)}: predicted for more GPUs, not measured"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "GPUs", "batch", "sent", "--shard", "steps/s", "efficiency", "hours"):
         table.add_column(column, justify="left" if column == "stage" else "right")
     for name, stage in recipe.stages.items():
         for gpus in (count for count in (1, 8, 64) if stage.batch % (count * stage.accumulation) == 0):
-            found = scaling(recipe, stage, gpus)
+            found = scaling(recipe, stage, gpus, images)
             table.add_row(
                 name if gpus == 1 else "",
                 str(gpus),

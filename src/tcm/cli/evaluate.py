@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tcm.cli.data import Split
-from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, sampling_of
+from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, model_of, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
@@ -18,7 +18,9 @@ Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
 
 
 def evaluation(
-    target: Annotated[str | None, typer.Argument(help="A model, or a folder, zip or .npz of images.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(help="A model, a run (its last stage), or a folder, zip or .npz of images.")
+    ] = None,
     data: Data = None,
     detector: DetectorName = "inception",
     metrics: Annotated[
@@ -63,6 +65,8 @@ def evaluation(
     sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
+        with processes.agreeing():
+            target = model_of(target, processes)
         network = load_detector(detector, processes.device)
         check_detector(network, wanted)
         if scoring.is_images(target):
@@ -86,7 +90,9 @@ def evaluation(
 
 
 def best_times(
-    model: Annotated[str, typer.Argument(help="A folder with a consistency model.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder with a consistency model, or a run's folder (its last stage).")
+    ],
     data: Annotated[str, typer.Option(help="What to compare with: a data set, or an .npz with mu and sigma.")],
     detector: DetectorName = "inception",
     grid: Annotated[str | None, typer.Option(help="Second times to try, such as 0.5,1,2; by default eight.")] = None,
@@ -113,6 +119,8 @@ def best_times(
         raise TcmError(f"--write: {model} is not a local folder; download the model first")
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's note says it
+        with processes.agreeing():
+            model = model_of(model, processes)
         loaded = load(model).to(processes.device)
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)

@@ -1,8 +1,10 @@
 """The root of the command line: version, debug switch, errors as one line."""
 
 import sys
+import warnings
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +17,7 @@ from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.weights import export_weights, import_weights
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 
 app = typer.Typer(
     name="tcm",
@@ -56,8 +58,21 @@ app.command("import")(import_weights)
 app.command("export")(export_weights)
 
 
+def _one_line(usual: Callable[..., None]) -> Callable[..., None]:
+    """Show our own warnings as one line, without the code that gave them."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, TcmWarning):
+            typer.echo(f"note: {message}", err=True)
+        else:
+            usual(message, category, *where)
+
+    return show
+
+
 def main() -> None:
     """Entry point of the `tcm` command: what a user can fix is one line and exit code 2."""
+    warnings.showwarning = _one_line(warnings.showwarning)
     try:
         app()
     except TcmError as error:

@@ -26,7 +26,7 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator,
 
 
 def sample(
-    model: Annotated[str, typer.Argument(help="A model folder, or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="How many images; 16 by default.")] = None,
     steps: Steps = None,
     times: TimesOption = None,
@@ -38,13 +38,16 @@ def sample(
         int | None, typer.Option(min=1, help="Batch size; does not change the images. By default what fits in memory.")
     ] = None,
     device: Device = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the samples that the folder, .npz or .zip holds.")
+    ] = False,
     precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster if the device supports it.")] = "fp32",
 ) -> None:
     """Draw images. A seed always gives the same image, whatever the batch, the processes or the output."""
     from rich.console import Console
 
     from tcm.evaluation.generation import generate, parse_seeds
-    from tcm.evaluation.output import check_output, write_samples
+    from tcm.evaluation.output import check_output, make_room, write_samples
     from tcm.evaluation.sharing import share
     from tcm.foundation.processes import join
     from tcm.weights import load
@@ -55,7 +58,10 @@ def sample(
     chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or 16)))
     sampling = sampling_of(steps, times, choice, precision)
     with join(device) as processes:
-        loaded = load(model).to(processes.device)
+        with processes.agreeing():
+            loaded = load(model_of(model, processes)).to(processes.device)
+            if processes.first:
+                make_room(out, overwrite)
         own = share(processes, chosen)
         start = time.perf_counter()
         images = shown(generate(loaded, own, sampling, batch), len(own), "sampling", processes)
@@ -64,6 +70,18 @@ def sample(
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
+
+
+def model_of(given: str, processes: Processes | None = None) -> str:
+    """The model that is meant: of a run's folder that of the last finished stage, with a line that says so."""
+    from tcm.weights import is_run, last_model
+
+    if not is_run(Path(given)):
+        return given
+    found = last_model(Path(given))
+    if processes is None or processes.first:
+        typer.echo(f"{given}: using {found.parent.name}, the last finished stage", err=True)
+    return str(found)
 
 
 def sampling_of(

@@ -1,14 +1,20 @@
 """`tcm train`."""
 
+from __future__ import annotations
+
+import warnings
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tcm.cli.plan import is_data, planned_recipe
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.training.trackers import TrackerName
+
+if TYPE_CHECKING:
+    from tcm.training.run import Run
 
 
 def train(
@@ -17,7 +23,8 @@ def train(
         typer.Argument(help="Your images, a shipped recipe (see `tcm recipes`), a TOML file, or a run's folder."),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, such as `truncated.t_prime=1.5`.")
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, such as `truncated.t_prime=1.5`; `*.steps=500` is for all stages."),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; an existing run is resumed. [runs/RECIPE]")
@@ -39,19 +46,36 @@ def train(
         bool, typer.Option("--deterministic", help="Use deterministic kernels: the same bits each time, but slower.")
     ] = False,
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log to this service; may be repeated.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
+    redo_later: Annotated[
+        bool, typer.Option("--redo-later", help="When a stage is extended, train those after it again.")
+    ] = False,
+    keep_later: Annotated[
+        bool, typer.Option("--keep-later", help="When a stage is extended, leave those after it as they are.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the stages, their memory and time, and stop.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print the whole recipe as TOML.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="With --dry-run: also predict cost and speed on many GPUs.")
+    ] = False,
 ) -> None:
     """Train on your images as `tcm plan` would, or the stages of a recipe; called again, resume."""
     from rich.console import Console
 
-    from tcm.cli.cost_tables import cost_table, scaling_table
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
-    from tcm.recipes.resolve import differences, resolve, to_toml
+    from tcm.recipes.resolve import differences, resolve
     from tcm.training.adapting import adapted
     from tcm.training.run import Run, RunOptions
 
-    if Path(recipe, RECIPE_FILE).is_file():
+    if redo_later and keep_later:
+        raise TcmError("--redo-later and --keep-later contradict each other; give one of them")
+    if (full or cluster) and not dry_run:
+        raise TcmError("--full and --cluster say what --dry-run prints; give --dry-run too")
+    later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
+    own = Path(recipe, RECIPE_FILE).is_file()
+    if own:
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
     elif is_data(recipe):
         run = run or Path("runs", Path(recipe).stem)
@@ -59,21 +83,38 @@ def train(
     elif budget is not None:
         raise TcmError(f"--budget={budget} is for your own images; the recipe {recipe!r} says how many steps to train")
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
-    if dry_run:
-        resolved = resolve(recipe, changes)
-        typer.echo(to_toml(resolved))
-        Console().print(cost_table(resolved), scaling_table(resolved))
-        return
     with join(device) as processes:
         console = Console(quiet=not processes.first)
-        with processes.agreeing():
+        with processes.agreeing(), warnings.catch_warnings():
+            if not processes.first:
+                warnings.simplefilter("ignore", TcmWarning)  # the first process says it
             named = resolve(recipe, changes)
-            resolved = adapted(named)
+            resolved = named if own else adapted(named)  # a run's own recipe has been adapted
         if adjustments := differences(named, resolved):
             console.print(f"adapted to {named.data.path}: {'; '.join(adjustments)}", highlight=False, soft_wrap=True)
         folder = run or Path("runs", resolved.name)
-        training = Run(resolved, folder, processes, console, RunOptions(init, shard, tuple(track or ()), deterministic))
+        options = RunOptions(init, shard, tuple(track or ()), deterministic, later)
+        training = Run(resolved, folder, processes, console, options)
+        if dry_run:
+            _print_plan(training, workers, full, cluster)
+            return
         done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"
         console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_plan(training: Run, workers: int | None, full: bool, cluster: bool) -> None:
+    from tcm.cli.cost_tables import cost_table, scaling_table
+    from tcm.cli.dry_run import images_of, plan_table
+    from tcm.recipes.resolve import to_toml
+
+    recipe, console = training.recipe, training.console
+    plan = training.check(workers)
+    if full:
+        console.print(to_toml(recipe), highlight=False, markup=False, soft_wrap=True)
+    for change in plan.resumption.said:
+        console.print(f"changes: {change}", highlight=False, markup=False, soft_wrap=True)
+    console.print(plan_table(recipe, plan, training.processes.count))
+    if cluster:
+        console.print(cost_table(recipe, images_of(plan)), scaling_table(recipe, images_of(plan)))

@@ -80,7 +80,7 @@ def account(imported: Imported, file: Path, out: Path) -> Table:
 
 
 def export_weights(
-    folder: Annotated[Path, typer.Argument(help="A model folder.")],
+    folder: Annotated[Path, typer.Argument(help="A model folder, or a run's folder (its last stage).")],
     to: Annotated[Literal["edm-state-dict"], typer.Option("--to", help="The format to write.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="The file to write; NAME-edm.safetensors if not given.")
@@ -90,9 +90,11 @@ def export_weights(
     from rich.console import Console
     from rich.markup import escape
 
+    from tcm.cli.sample import model_of
     from tcm.weights.exporting import export_state_dict
     from tcm.weights.model import Model
 
+    folder = Path(model_of(str(folder)))
     whole = folder.resolve()
     path = out or whole.with_name(f"{whole.name}-edm.safetensors")
     count = export_state_dict(Model.load(folder), path)

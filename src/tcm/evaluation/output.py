@@ -30,6 +30,22 @@ def check_output(path: Path) -> None:
         raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
 
 
+def make_room(path: Path, overwrite: bool) -> None:
+    """Refuse to mix new samples with those of a folder, or to replace an archive, unless they may be overwritten.
+
+    Of a folder only what is named like a sample is removed. A grid is a picture to look at, and is replaced.
+    """
+    if path.suffix == ".png" or not path.exists():
+        return
+    old = [path] if path.suffix else sorted(path.glob("*.png"))
+    if old and not overwrite:
+        what = "exists" if path.suffix else f"holds other images, such as {old[0].name}"
+        raise TcmError(f"out={path} {what}; name another one, or pass --overwrite to replace what is there")
+    for file in old:
+        if not path.suffix and file.stem.isdecimal():
+            file.unlink()
+
+
 def write_samples(
     path: Path,
     images: Iterable[Tensor],

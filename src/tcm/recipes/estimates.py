@@ -29,6 +29,10 @@ WITHIN_NODE, BETWEEN_NODES = 230e9, 25e9
 LINKS = f"{WITHIN_NODE / 1e9:.0f} GB/s per GPU within {GPUS_PER_NODE}, {BETWEEN_NODES / 1e9:.0f} GB/s beyond"
 
 
+Images = tuple[ImageShape, ConditionKind | None]
+"""What a network is built for: the shape of the images, and what it is conditioned on."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes in a process during a step, without data parallelism's or the allocator's own."""
@@ -64,8 +68,8 @@ class StageCost:
     gpu_hours: float
 
 
-def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
-    """The cost of a stage whose batch is shared by `processes`.
+def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | None = None) -> StageCost:
+    """The cost of a stage whose batch is shared by `processes`; `images` are the recipe's unless they are given.
 
     A stage gives its rows: evaluations per image with gradient, without, and with a tangent. Activations are what
     autograd keeps for the backward pass.
@@ -75,7 +79,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1) -> StageCost:
     >>> estimate(cifar10, cifar10.stages["truncated"]).parameters
     55732739
     """
-    shape = _shape_and_condition(recipe)
+    shape = images or _shape_and_condition(recipe)
     network = network_cost(network_of(recipe, stage), *shape)
     rows = stage.rows()
     passes = GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
@@ -130,7 +134,7 @@ class Scaling:
         return self.compute_seconds / self.seconds
 
 
-def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
+def scaling(recipe: Recipe, stage: Stage, gpus: int, images: Images | None = None) -> Scaling:
     """A stage's step on `gpus` A100s, predicted.
 
     A ring all-reduce of G bytes of gradients sends 2 G (n − 1)/n from each of n GPUs. Sharded, each pass gathers its
@@ -141,7 +145,7 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     >>> scaling(cifar10, cifar10.stages["truncated"], 8).replicated_bytes == 2 * 4 * 55732739 * 7 // 8
     True
     """
-    cost = estimate(recipe, stage, gpus)
+    cost = estimate(recipe, stage, gpus, images)
     sent = 4 * cost.parameters * (gpus - 1) / gpus
     # The student's weights are gathered forward and backward.
     rows = stage.rows()
@@ -157,7 +161,7 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int) -> Scaling:
     )
 
 
-def _shape_and_condition(recipe: Recipe) -> tuple[ImageShape, ConditionKind | None]:
+def _shape_and_condition(recipe: Recipe) -> Images:
     if recipe.image_shape is None:
         raise TcmError(
             f"{recipe.name}: image_shape is not set, so costs cannot be computed without the data; "

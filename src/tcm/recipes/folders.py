@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from tcm.recipes.schema import Recipe
+from tcm.weights import RECIPE_FILE
 
-RECIPE_FILE, SCORES_FILE = "recipe.toml", "scores.jsonl"
+__all__ = ["RECIPE_FILE", "SCORES_FILE", "all_moved_aside", "moved_aside", "stage_folders"]
+
+SCORES_FILE = "scores.jsonl"
 
 
 def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
@@ -14,3 +17,14 @@ def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
     """
     first = int(next(iter(recipe.stages.values())).sampler(recipe.second_time).generates_at_once)
     return {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
+
+
+def moved_aside(stage: Path) -> Path:
+    """Where a stage's folder goes when the stage is trained again: 2-truncated.before-1, then .before-2."""
+    return stage.with_name(f"{stage.name}.before-{len(all_moved_aside(stage)) + 1}")
+
+
+def all_moved_aside(stage: Path) -> list[Path]:
+    """What a stage's folder was before it was trained again, each time; the oldest first."""
+    found = stage.parent.glob(f"{stage.name}.before-*")
+    return sorted(found, key=lambda folder: (len(folder.name), folder.name))

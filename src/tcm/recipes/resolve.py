@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.recipes.overrides import for_each_stage, shortened_warmups
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.base import CONTINUE
 
@@ -36,13 +37,17 @@ def shipped() -> list[str]:
 
 
 def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a shipped name or a .toml file, with overrides such as `truncated.t_prime=1.5`.
+    """The recipe of a shipped name or a .toml file, with overrides such as `truncated.t_prime=1.5`;
+    `*.batch=16` is for all stages.
 
     >>> resolve("cifar10", ["consistency.steps=1000", "seed=3"]).stages["consistency"].steps
     1000
     """
     tree = _load(str(name_or_path), ())
-    tree = _in_order(_merge(tree, _override_tree(overrides, tree)), "overrides")
+    given = _override_tree(for_each_stage(overrides, _stages(tree)), tree)
+    if shortened := shortened_warmups(_stages(tree), _stages(given)):
+        given = _merge(given, {"stages": shortened})
+    tree = _in_order(_merge(tree, given), "overrides")
     return recipe_of(tree, str(name_or_path))
 
 

@@ -14,7 +14,7 @@ from tcm.method.sampling import Sampler
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
-from tcm.recipes.stages.optimization import Count, Positive
+from tcm.recipes.stages.optimization import Count, Positive, on_resume
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -23,14 +23,18 @@ class DataSpec(Spec):
     """The images to learn from."""
 
     path: str = Field(
-        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order'
+        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order',
+        json_schema_extra=on_resume("same content"),
     )
     flip: bool = Field(default=False, description="mirror half of the images")
     channels: Literal[1, 3] | None = Field(
         default=None, description="convert to 1 (grey) or 3 (RGB); unset: as they are"
     )
     workers: int = Field(
-        default=0, ge=0, description="processes (for a stream: threads) that read images ahead; 0: the training process"
+        default=0,
+        ge=0,
+        description="processes (for a stream: threads) that read images ahead; 0: the training process",
+        json_schema_extra=on_resume("free"),
     )
     lanes: Count = Field(
         default=8, description="shards of a stream that are read side by side; the processes share them evenly"

@@ -1,4 +1,4 @@
-"""What a run's models were trained on: the data's hash, noted in each model's card once it is known.
+"""What a run's models were trained on: the data's hash, noted in the run and in each model's card once it is known.
 
 To hash a large data set takes minutes of decoding, which no step and no stage waits for.
 """
@@ -18,6 +18,7 @@ from tcm.foundation.signals import StopRequest
 from tcm.training.checkpoint import disk_errors
 from tcm.weights.model import CONFIG_FILE, ModelCard, read_card
 
+DATA_FILE = "data.txt"
 A_MOMENT = 0.5
 """Seconds in which small data are hashed, so that their models are written once, with all that belongs to them."""
 
@@ -37,8 +38,8 @@ class Known:
 class Notes:
     """The models whose cards are to say what data they come from."""
 
-    def __init__(self, hashing: BackgroundHash | Known | None, console: Console) -> None:
-        self._hashing, self._console = hashing, console
+    def __init__(self, hashing: BackgroundHash | Known | None, console: Console, run: Path) -> None:
+        self._hashing, self._console, self._run = hashing, console, run
         self._models: list[Path] = []
 
     def on(self, card: ModelCard) -> ModelCard:
@@ -48,7 +49,7 @@ class Notes:
     def add(self, model: Path) -> None:
         """Note the hash in this model if it lacks it: now if it is known, else when it is."""
         self._models.append(model)
-        self._write()
+        self.write()
 
     def finish(self, stop: StopRequest) -> None:
         """At the end of the run, wait until the hash is known or a signal asks to stop."""
@@ -58,7 +59,7 @@ class Notes:
             self._console.print("all stages are done; computing the hash of the data", highlight=False)
         while not self._hashing.wait(0.1) and not stop:
             pass
-        self._write()
+        self.write()
         if self._hashing.problem and not stop:
             self._console.print(
                 f"the models do not record the hash of their data: {self._hashing.problem}",
@@ -67,29 +68,51 @@ class Notes:
                 soft_wrap=True,
             )
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Note the hash wherever it is missing, if it is known by now."""
         if self._hashing is None or not self._hashing.wait(0) or self._hashing.value is None:
             return
+        path = self._run / DATA_FILE
+        if not path.exists():
+            with disk_errors(path), atomic_write(path) as file:
+                file.write(self._hashing.value.encode())
         for model in self._models:
             _note(model, self._hashing.value)
         self._models.clear()
 
 
 @contextmanager
-def notes_of_data(data: Dataset | Stream, models: Iterable[Path], write: bool, console: Console) -> Iterator[Notes]:
+def notes_of_data(
+    data: Dataset | Stream, run: Path, models: Iterable[Path], write: bool, console: Console
+) -> Iterator[Notes]:
     """While the block runs, hash the data if one of the models lacks it; only the process that may `write` does.
 
     A stream is not hashed: its identity is what can be known without reading it all.
     """
     if not write or all(_is_noted(model) for model in models):
-        yield Notes(None, console)
+        yield Notes(None, console, run)
         return
     if isinstance(data, Stream):
-        yield Notes(Known(data.identity), console)
+        notes = Notes(Known(data.identity), console, run)
+        notes.write()
+        yield notes
         return
     with BackgroundHash(data) as hashing:
         hashing.wait(A_MOMENT)
-        yield Notes(hashing, console)
+        notes = Notes(hashing, console, run)
+        notes.write()
+        try:
+            yield notes
+        finally:
+            notes.write()
+
+
+def noted_data(run: Path, models: Iterable[Path]) -> str | None:
+    """The hash of the data that a run has been trained on so far, as the run or one of its models has noted it."""
+    if (run / DATA_FILE).exists():
+        return (run / DATA_FILE).read_text("utf-8")
+    cards = (read_card(model / CONFIG_FILE) for model in models if model.is_dir())
+    return next((card.provenance.data for card in cards if card.provenance.data is not None), None)
 
 
 def _note(model: Path, value: str) -> None:

@@ -15,19 +15,18 @@ from torch.distributed.tensor import DTensor
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
 from tcm.foundation.devices import deterministic_kernels
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.method.conditions import ConditionKind
-from tcm.recipes.folders import RECIPE_FILE, stage_folders
-from tcm.recipes.resolve import differences, resolve, to_toml
+from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
+from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
 from tcm.training.stage_models import Sources, card_of, check_run, needed_stages, stage_models
@@ -36,7 +35,6 @@ from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
 from tcm.weights import Model, ModelCard
 
-INIT_FILE = "init.txt"
 LOCK_PATIENCE = 10.0
 """Seconds to wait for a run's lock: reading processes of a killed training live on for up to five."""
 
@@ -49,6 +47,8 @@ class RunOptions:
     sharded: bool = False
     trackers: Sequence[TrackerName] = ()
     deterministic: bool = False
+    later: Later | None = None
+    """What to do with stages that were trained from one that is now extended."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,13 @@ class Run:
 
         Called again on the same folder it resumes, to the same weights; `docs/training.md` says how exactly.
         """
-        with stop_requests(patient=self.processes.count > 1) as stop, _only_one(self.folder, self.processes):
+        patient, quiet = self.processes.count > 1, not self.processes.first
+        with stop_requests(patient, quiet) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
-            with notes_of_data(plan.data, plan.models.values(), self.processes.first, self.console) as notes:
+            self._adopt(plan.resumption)
+            with notes_of_data(
+                plan.data, self.folder, plan.models.values(), self.processes.first, self.console
+            ) as notes:
                 for name, model in plan.models.items():
                     if not model.is_dir():
                         with progress_of_stages(self.console) as show:
@@ -85,15 +89,13 @@ class Run:
 
         A stage begins when those whose models it needs are done; its weights do not depend on what runs alongside it.
         """
-        if self.processes.count > 1 or self.processes.device.type != "cpu":
-            raise TcmError(
-                f"workers={workers} works only on the CPU and without torchrun; leave it out or use --device cpu"
-            )
+        self._check_workers(workers)
         with stop_requests(patient=False) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
-            _note(self.folder, self.recipe, plan.init)
+            self._adopt(plan.resumption)
+            note(self.folder, self.recipe, plan.init)
             jobs = [*(self._job(name) for name, model in plan.models.items() if not model.is_dir()), *also]
-            with notes_of_data(plan.data, plan.models.values(), True, self.console) as notes:
+            with notes_of_data(plan.data, self.folder, plan.models.values(), True, self.console) as notes:
                 with heard_progress(self.console) as hear:
                     done = side_by_side(jobs, workers, stop, hear)
                 for model in plan.models.values():
@@ -104,31 +106,50 @@ class Run:
                 notes.finish(stop)
                 return True
 
+    def check(self, workers: int | None = None) -> "Plan":
+        """What training would do; refuses what it would refuse, and writes nothing."""
+        if workers is not None:
+            self._check_workers(workers)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise TcmError(f"{self.folder} cannot be used as a run's folder (it is a file); choose another --run")
+        return self._plan()
+
     def _job(self, name: str) -> Job:
         work = partial(train_stage_alone, self.recipe, self.folder, self.options, name)
         return Job(name, work, needed_stages(self.recipe, name))
 
-    def _plan(self) -> "_Plan":
+    def _plan(self) -> "Plan":
         """What the run is made of, checked before anything is trained."""
         with self.processes.agreeing():
             self._check_processes()
-            _check_recipe(self.recipe, self.folder)
-            init = _noted_init(self.options.init, self.folder)
+            resumed = resumption(self.recipe, self.folder, self.options.later)
+            init = noted_init(self.options.init, self.folder)
             data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
             cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
-            check_run(self.recipe, cards, folders, init)
-            return _Plan(data, batches, cards, folders, init)
+            plan = Plan(data, batches, cards, folders, init, resumed)
+            check_run(self.recipe, cards, plan.done, init)
+            if resumed.moved is not None and self.processes.first:
+                check_same_data(resumed.moved, data, self.folder, plan.models.values())
+            return plan
 
-    def _train_stage(self, name: str, plan: "_Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
+    def _adopt(self, resumed: Resumption) -> None:
+        if resumed.said:
+            text = f"resuming with changes: {'; '.join(resumed.said)}"
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        with self.processes.agreeing():
+            if self.processes.first:
+                adopt(resumed, self.recipe, self.folder)
+
+    def _train_stage(self, name: str, plan: "Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder = plan.folders[name]
         earlier = {other: plan.models[other] for other in stages_before(self.recipe, name)}
         with self.processes.agreeing():
             models = stage_models(self.recipe, name, card, Sources(earlier, plan.init))
             if self.processes.first:
-                _note(self.folder, self.recipe, plan.init)
+                note(self.folder, self.recipe, plan.init)
         stage = self.recipe.stages[name]
         trainer = self._trainer(name, models)
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
@@ -201,6 +222,12 @@ class Run:
             model.denoiser.load_state_dict(weights, assign=True)
             model.save(folder)
 
+    def _check_workers(self, workers: int) -> None:
+        if self.processes.count > 1 or self.processes.device.type != "cpu":
+            raise TcmError(
+                f"workers={workers} works only on the CPU and without torchrun; leave it out or use --device cpu"
+            )
+
     def _check_processes(self) -> None:
         if self.options.sharded and not dist.is_initialized():
             raise TcmError("--shard needs several processes, but there is only one; start them with torchrun")
@@ -216,7 +243,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """A run's data, and each stage's batches, the card of its model to be, and its folder."""
 
     data: Dataset | Stream
@@ -224,6 +251,13 @@ class _Plan:
     cards: dict[str, ModelCard]
     folders: dict[str, Path]
     init: str | None
+    resumption: Resumption
+
+    @property
+    def done(self) -> dict[str, Path]:
+        """The models of the stages that are not trained any more."""
+        again = {*self.resumption.extended, *self.resumption.redone}
+        return {name: model for name, model in self.models.items() if model.is_dir() and name not in again}
 
     @property
     def models(self) -> dict[str, Path]:
@@ -261,40 +295,6 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
         raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
     except OSError as error:
         raise TcmError(f"{run} cannot be used as a run's folder ({error.strerror}); choose another --run") from error
-
-
-def _check_recipe(recipe: Recipe, run: Path) -> None:
-    """An existing run resumes only with its own recipe; a stage that has not begun may still change."""
-    path = run / RECIPE_FILE
-    found = differences(resolve(str(path)), recipe) if path.exists() else []
-    ahead = tuple(f"{name}." for name, folder in stage_folders(recipe, run).items() if not _begun(folder))
-    differing = [difference for difference in found if not difference.startswith(ahead)]
-    if differing:
-        remedy = "use the run's own recipe or another --run"
-        raise TcmError(f"{run} was started with another recipe ({'; '.join(differing)}); {remedy}")
-
-
-def _begun(stage: Path) -> bool:
-    return (stage / "state").exists() or (stage / "model").exists()
-
-
-def _noted_init(given: str | None, run: Path) -> str | None:
-    """The model that the run starts from: noted when it is given first, so that a resumed run needs no --init."""
-    if given is not None and Path(given).is_dir():
-        given = str(Path(given).absolute())
-    path = run / INIT_FILE
-    noted = path.read_text("utf-8") if path.exists() else given
-    if given not in (None, noted):
-        raise TcmError(f"{run} was started with --init {noted}, not {given}; leave out --init or use another --run")
-    return noted
-
-
-def _note(run: Path, recipe: Recipe, init: str | None) -> None:
-    """Write down what the run is, once all has been found to fit."""
-    for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
-        if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
-            with disk_errors(run / name), atomic_write(run / name) as file:
-                file.write(text.encode())
 
 
 def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:

@@ -54,12 +54,15 @@ class Sources:
         return self.earlier.get(reference, reference)
 
 
-def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], folders: Mapping[str, Path], init: str | None) -> None:
-    """Refuse now what any stage of a run that is not done would refuse when it starts: a network, a model."""
+def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], done: Mapping[str, Path], init: str | None) -> None:
+    """Refuse now what any stage of a run would refuse when it starts: a network, a model.
+
+    `done` has the models of the stages that do not start any more.
+    """
     earlier: dict[str, Path | ModelCard] = {}
-    for name, folder in folders.items():
-        if (folder / "model").is_dir():
-            earlier[name] = folder / "model"
+    for name in recipe.stages:
+        if name in done:
+            earlier[name] = done[name]
             continue
         for role in roles_of(recipe, name).values():
             with torch.device("meta"):

@@ -1,19 +1,23 @@
 """The model format, safe import of published checkpoints, exports."""
 
+import re
 from pathlib import Path
 
 from tcm.foundation.errors import TcmError
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 
-__all__ = ["Model", "ModelCard", "Provenance", "inspect", "load"]
+__all__ = ["RECIPE_FILE", "Model", "ModelCard", "Provenance", "inspect", "is_run", "last_model", "load"]
+
+RECIPE_FILE = "recipe.toml"
+"""What a run's folder holds besides those of its stages, such as 2-truncated with the stage's model."""
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The models that come with the package."""
 
 
 def load(path: str | Path) -> Model:
-    """The model in a folder, one that comes with the package (`digits`), or of a Hugging Face hub id such as
-    `someone/cifar10-tcm`. Nothing is unpickled.
+    """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
+    (`digits`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
     """
     return Model.load(_find(path))
 
@@ -27,10 +31,24 @@ def inspect(path: str | Path) -> ModelCard:
     return Model.inspect(_find(path))
 
 
+def is_run(path: Path) -> bool:
+    """Whether this is the folder of a run."""
+    return (path / RECIPE_FILE).is_file() and not (path / CONFIG_FILE).exists()
+
+
+def last_model(run: Path) -> Path:
+    """The folder of the model of a run's last finished stage."""
+    stages = [(re.fullmatch(r"(\d+)-[a-z][a-z0-9_-]*", folder.name), folder / "model") for folder in run.iterdir()]
+    found = [(int(name[1]), model) for name, model in stages if name and (model / CONFIG_FILE).is_file()]
+    if not found:
+        raise TcmError(f"{run} is a run without a finished stage; train it first, with `tcm train {run}`")
+    return max(found)[1]
+
+
 def _find(path: str | Path) -> Path:
     """The model's folder on this machine."""
     if Path(path).is_dir():
-        return Path(path)
+        return last_model(Path(path)) if is_run(Path(path)) else Path(path)
     if (BUNDLED / path).is_dir():
         return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):

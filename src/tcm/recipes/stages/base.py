@@ -14,7 +14,7 @@ from tcm.method.objectives import Objective
 from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import AnyNetwork
-from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec
+from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
 
 CONTINUE: Literal["continue"] = "continue"
@@ -51,9 +51,14 @@ class Stage(Optimization):
     objective: str = Field(
         description="what the stage minimises: diffusion, consistency, truncated, or your own class, module:Class"
     )
-    steps: int = Field(gt=0, description="optimiser steps")
+    steps: int = Field(gt=0, description="optimiser steps", json_schema_extra=on_resume("longer"))
     batch: int = Field(gt=0, description="images per step, over all processes and micro-batches")
-    accumulation: int = Field(default=1, ge=1, description="micro-batches per step; the result does not depend on it")
+    accumulation: int = Field(
+        default=1,
+        ge=1,
+        description="micro-batches per step; the result does not depend on it",
+        json_schema_extra=on_resume("free"),
+    )
     schedule_offset: Offset = Field(
         default=0,
         description="steps that inverse_sqrt and power averages count before this stage's first; "
@@ -71,10 +76,16 @@ class Stage(Optimization):
         description="where the weights come from: scratch, previous (the stage before; in the first stage --init), "
         "an earlier stage, or a model folder (with a slash)",
     )
-    log_every: int = Field(default=50, gt=0, description="steps between lines of metrics.jsonl")
-    checkpoint_every: int = Field(default=1000, gt=0, description="steps between checkpoints")
-    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
-    sample_every: int = Field(default=1000, ge=0, description="steps between sample grids; 0 for none")
+    log_every: int = Field(
+        default=50, gt=0, description="steps between lines of metrics.jsonl", json_schema_extra=on_resume("free")
+    )
+    checkpoint_every: int = Field(
+        default=1000, gt=0, description="steps between checkpoints", json_schema_extra=on_resume("free")
+    )
+    keep: int = Field(default=2, ge=1, description="checkpoints that are kept", json_schema_extra=on_resume("free"))
+    sample_every: int = Field(
+        default=1000, ge=0, description="steps between sample grids; 0 for none", json_schema_extra=on_resume("free")
+    )
 
     turns: ClassVar[tuple[Turn, ...]] = (Turn(),)
     """Whose weights move, in this order, within a step."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tcm.foundation.errors import TcmError
 from tcm.method.averaging import ConstantDecay, Decay
@@ -11,6 +11,18 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 AnyDecay = Annotated[Decay, Field(discriminator="kind")]
+
+
+OnResume = Literal["free", "longer", "same content"]
+
+
+def on_resume(rule: OnResume) -> dict[str, JsonValue]:
+    """What a resumed run may change about a key, for a field's `json_schema_extra`; without it: nothing.
+
+    `free`: anything, for the weights do not depend on it but for rounding. `longer`: it may grow. `same content`: the
+    path of data that are the same.
+    """
+    return {"on_resume": rule}
 
 
 class Spec(BaseModel):

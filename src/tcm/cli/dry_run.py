@@ -1,0 +1,52 @@
+"""What `tcm train --dry-run` shows: the stages, and what they need on this machine."""
+
+from pathlib import Path
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from tcm.cli.cost_tables import millions, size
+from tcm.recipes.estimates import Images, estimate
+from tcm.recipes.schema import Recipe
+from tcm.report.overview import duration
+from tcm.training.metrics import read_metrics
+from tcm.training.resuming import reached_step
+from tcm.training.run import Plan
+
+
+def images_of(plan: Plan) -> Images:
+    """What the networks of a run are built for."""
+    card = next(iter(plan.cards.values()))
+    return card.image_shape, card.condition
+
+
+def plan_table(recipe: Recipe, plan: Plan, processes: int = 1) -> Table:
+    """The stages of a run: how far they are, the memory that they need, and the time that remains, if it is known."""
+    table = Table(title=escape(recipe.name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", "begins", "steps", "batch", "params", "memory", "time left"):
+        table.add_column(column, justify="left" if column in ("stage", "begins") else "right")
+    for name, stage in recipe.stages.items():
+        cost = estimate(recipe, stage, processes, images_of(plan))
+        step = 0 if name in plan.resumption.redone else reached_step(plan.folders[name])
+        seconds = _seconds_per_step(plan.folders[name], stage.batch)
+        left = "done" if name in plan.done else "" if seconds is None else duration((stage.steps - step) * seconds)
+        table.add_row(
+            plan.folders[name].name,
+            "" if name in plan.done else f"at step {step:,}",
+            f"{stage.steps:,}",
+            f"{stage.batch:,}",
+            millions(cost.parameters),
+            size(cost.memory.total),
+            left,
+        )
+    table.caption = "Memory: predicted, of each process. Time left: at the speed of this run so far, once it has one."
+    table.caption_justify = "left"
+    return table
+
+
+def _seconds_per_step(stage: Path, batch: int) -> float | None:
+    """As the stage's newest metrics have it."""
+    path = stage / "metrics.jsonl"
+    speeds = [line["images_per_second"] for line in read_metrics(path) if "loss" in line] if path.is_file() else []
+    return batch / speeds[-1] if speeds else None

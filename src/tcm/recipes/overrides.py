@@ -1,0 +1,68 @@
+"""Overrides that reach further than one key: those for all stages, and a warm-up that fits a shortened stage."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.recipes.stages import stage_class
+
+ALL = "*."
+
+
+def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[str]:
+    """`*.steps=500` once for each stage that has the key; what is given for a single stage comes before it.
+
+    >>> digits = {"first": {"objective": "diffusion"}, "second": {"objective": "truncated"}}
+    >>> for_each_stage(["*.steps=500", "second.steps=100", "*.t_prime=0.5"], digits)
+    ['second.steps=100', 'first.steps=500', 'second.t_prime=0.5']
+    """
+    single = [override for override in overrides if not override.startswith(ALL)]
+    given = {override.partition("=")[0].strip().removeprefix("stages.") for override in single}
+    found = []
+    for override in overrides:
+        if not override.startswith(ALL):
+            continue
+        key = override.removeprefix(ALL).partition("=")[0].strip()
+        own = key.partition(".")[0]
+        having = [name for name, stage in stages.items() if own in _keys(stage)]
+        if not having:
+            known = {known for stage in stages.values() for known in _keys(stage)}
+            near = get_close_matches(own, known, 1)
+            advice = f"did you mean '*.{near[0]}'?" if near else "see `tcm recipes show NAME` for the keys"
+            raise TcmError(f"override {override!r}: no stage has the key {own!r}; {advice}")
+        found += [f"{name}.{override.removeprefix(ALL)}" for name in having if f"{name}.{key}" not in given]
+    return single + found
+
+
+def _keys(stage: Any) -> Mapping[str, object]:
+    """The keys that a stage can have; none if it is not a valid one, which the recipe's own checks report."""
+    try:
+        return stage_class(str(stage["objective"])).model_fields
+    except (TcmError, KeyError, TypeError):
+        return {}
+
+
+def shortened_warmups(stages: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Overrides for the stages whose given `steps` leave no room for the recipe's warm-up: a tenth of the steps.
+
+    A warm-up that is given itself stays as it is.
+    """
+    found = {}
+    for name, keys in given.items():
+        steps, warmup = (_number(table, key) for table, key in ((keys, "steps"), (stages.get(name), "warmup")))
+        if steps is None or warmup is None or warmup < steps or "warmup" in keys:
+            continue
+        found[name] = {"warmup": max(steps, 0) // 10}
+        warnings.warn(
+            f"{name}.warmup={warmup} is too long for steps={steps}; it is now {found[name]['warmup']}",
+            TcmWarning,
+            stacklevel=3,
+        )
+    return found
+
+
+def _number(table: Any, key: str) -> int | None:
+    value = table.get(key) if isinstance(table, Mapping) else None
+    return value if type(value) is int else None
