@@ -1,14 +1,17 @@
 """The `tcm` command as a user meets it: real processes."""
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tcm.cli.doctor import EXTRAS, findings
+from tcm.cli.doctor import findings
+from tcm.foundation.extras import EXTRAS
 
 TCM = Path(sys.executable).parent / "tcm"
 
@@ -41,6 +44,37 @@ def test_doctor_says_what_is_there_and_how_to_get_the_rest() -> None:
         assert finding.split(";")[0][:40] in done.stdout
     for extra in EXTRAS:
         assert f"extra {extra}" in done.stdout
+
+
+def test_doctor_as_json() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() == dict(findings()).keys()
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = {
+        name: [requirement.partition(">")[0] for requirement in some]
+        for name, some in project["optional-dependencies"].items()
+        if name != "dev"
+    }
+    assert {name: list(packages) for name, packages in EXTRAS.items()} == wanted
+
+
+def test_help_shows_flags_without_a_type_and_explains_its_words() -> None:
+    for command, words in {
+        "train": ["--deterministic", "--help"],
+        "data prepare": ["--skip-broken", "Dhariwal and Nichol"],
+        "eval": ["--json", "denoised in one step"],
+        "sample": ["two evaluations of the network per step"],
+        "import": ["where its times begin"],
+    }.items():
+        done = run(*command.split(), "--help")
+        text = " ".join(done.stdout.replace("│", " ").split())
+        for word in words:
+            assert word in text, (command, text)
+        assert "<bool>" not in text
 
 
 def test_findings_cover_what_matters() -> None:

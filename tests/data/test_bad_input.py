@@ -298,4 +298,4 @@ for opening in (open_dataset, open_stream):
     paths = [str(tmp_path / "h"), str(tmp_path / "s")]
     done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True)
     # Shards as a data set need nothing beyond the core.
-    assert done.stdout.count("pip install 'truncated-consistency[data]'") == 3, done.stdout
+    assert done.stdout.count("pip install -e '.[data]'") == 3, done.stdout

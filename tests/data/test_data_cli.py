@@ -1,5 +1,6 @@
 """The commands, as a user types them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_info(tcm: Tcm, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     for part in ("1,797", "1 × 8 × 8", "183 (10.2%)", "0.7518"):
         assert part in done.stdout
-    with Image.open(tmp_path / "samples.png") as picture:
+    with Image.open(tmp_path / "data-samples.png") as picture:
         assert picture.size == (8 * (8 * 9 - 1), 8 * (8 * 9 - 1))
 
 
@@ -71,9 +72,22 @@ def test_info_of_broken_files(tcm: Tcm, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert done.stderr.startswith("error: 00003.png cannot be read")
     assert done.stderr.count("\n") == 1
+    assert "BytesIO" not in done.stderr
+    assert done.stderr.endswith("; fix or remove it, or pass --skip-broken\n")
     done = tcm("info", "d", "--skip-broken")
     assert done.exit_code == 0, done.stderr
     assert "left out: 00003.png cannot be read" in done.stdout
+    assert "--skip-broken" not in done.stdout + done.stderr, "it was passed"
+
+
+def test_info_as_json(tcm: Tcm, tmp_path: Path) -> None:
+    done = tcm("info", "digits", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["count"], found["shape"], found["skipped"]) == (1797, [1, 8, 8], [])
+    assert found["class_counts"][3] == {"name": "3", "count": 183}
+    assert found["sigma_data"] == pytest.approx(0.7518, abs=1e-4)
+    assert (tmp_path / found["samples"]).is_file()
 
 
 @pytest.mark.parametrize("target", ["out.zip", "out"])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset
-from tcm.evaluation.scores import read_scores
+from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
 
 
@@ -48,10 +48,11 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: object) -> str:
+    """What a command prints to stdout."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=True)
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def in_two_processes(folder: Path, *arguments: object) -> None:
@@ -197,12 +198,30 @@ def test_other_samples_are_not_mixed_or_lost(models: Path) -> None:
     assert np.load("a.npz")["seeds"].tolist() == [5, 6]
 
 
+def test_times_says_when_the_best_is_at_the_edge(models: Path) -> None:
+    options = ["--data", "digits", "--detector", "digits", "-n", 70, "--grid", "4"]
+    said = run("times", models / "truncated", *options)
+    assert "note: the best time is the lowest that was tried; try lower ones too: --grid 2,2.83,4,5.66" in said
+
+
+def test_eval_as_json(models: Path) -> None:
+    options = ["--data", "digits", "--detector", "digits", "-n", 70, "--reference-count", 500, "--json"]
+    for number in (1, 2):
+        printed = json.loads(run("eval", models / "consistency", *options, "--scores", f"{number}.jsonl"))
+        assert Score(**printed[0]) == read_scores(Path(f"{number}.jsonl"))[0]
+        assert printed[0]["reference_count"] == 500
+    (pair,) = json.loads(run("eval", "--compare", "1.jsonl", "2.jsonl", "--json"))
+    assert pair["first"]["value"] == pair["second"]["value"]
+
+
 def test_published_statistics_as_the_reference(models: Path) -> None:
     np.savez("edm.npz", mu=np.zeros(64), sigma=np.eye(64))
     run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70)
     assert read_scores(Path("scores.jsonl"))[0].reference_count is None
     with pytest.raises(TcmError, match="only statistics"):
         run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70, "--dfid", "1")
+    with pytest.raises(TcmError, match=r"--reference-count=100: edm\.npz holds statistics"):
+        run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "--reference-count", 100)
 
 
 def test_a_diffusion_model_is_sampled_with_heun(models: Path) -> None:

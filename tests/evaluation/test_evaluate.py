@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 import tcm
@@ -18,7 +20,11 @@ from tcm.evaluation.evaluate import evaluate, evaluate_model
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.generation import Sampling, generate, parse_seeds, parse_times, quantise, sampling_batch
 from tcm.evaluation.measurement import Subject
-from tcm.evaluation.references import Reference, observe, published_reference, reference_of
+from tcm.evaluation.references import Reference, chosen_images, observe, published_reference, reference_of
+from tcm.evaluation.scores import differing_conditions
+from tcm.evaluation.sharing import ALONE
+from tcm.evaluation.statistics import Statistics
+from tcm.foundation.counting import watched
 from tcm.foundation.errors import TcmError, TcmWarning
 
 ME = Subject("me", "0" * 64)
@@ -139,6 +145,80 @@ def test_statistics_that_are_there_are_not_computed_again_for_features() -> None
     assert both.features is not None
     assert torch.equal(both.features, torch.from_numpy(dataset.pixels(np.arange(300))).flatten(1).float())
     assert torch.equal(both.statistics.mean, alone.statistics.mean)
+
+
+class Interrupted(ArrayDataset):
+    """A data set that a user interrupts: Ctrl-C comes when the image after the first `patience` is read."""
+
+    def __init__(self, images: np.ndarray, patience: int) -> None:
+        super().__init__(images)
+        self.patience, self.seen = patience, []
+
+    def pixels(self, indices: np.ndarray) -> np.ndarray:
+        if len(self.seen) + len(indices) > self.patience:
+            raise KeyboardInterrupt
+        self.seen += indices.tolist()
+        return super().pixels(indices)
+
+
+def test_interrupted_statistics_resume(digits: Tensor, detector: Detector, tmp_path: Path) -> None:
+    whole = reference_of(ArrayDataset(digits.numpy()), "digits", detector)
+    folder = tmp_path / "cache" / "references"
+    for file in folder.iterdir():
+        file.unlink()
+    first = Interrupted(digits.numpy(), 1100)
+    first.content_hash = lambda: whole.hash  # hashing reads all images, too
+    with pytest.raises(KeyboardInterrupt):
+        reference_of(first, "digits", detector)
+    (kept,) = folder.iterdir()
+    assert kept.name.endswith("-partial.safetensors")
+    second = Interrupted(digits.numpy(), 10**6)
+    second.content_hash = lambda: whole.hash
+    again = reference_of(second, "digits", detector)
+    assert second.seen == list(range(1024, len(digits))), "what the first call measured is not measured again"
+    torch.testing.assert_close(again.statistics.mean, whole.statistics.mean)
+    torch.testing.assert_close(again.statistics.covariance, whole.statistics.covariance)
+    assert again.statistics.count == len(digits)
+    assert not kept.exists()
+
+
+def test_a_part_of_the_reference(digits: Tensor, detector: Detector) -> None:
+    dataset = ArrayDataset(digits.numpy())
+    whole = reference_of(dataset, "digits", detector)
+    part = reference_of(dataset, "digits", detector, keep=True, count=300)
+    chosen = chosen_images(len(digits), 300)
+    expected = Statistics.of(detector.features(digits[chosen]))
+    torch.testing.assert_close(part.statistics.covariance, expected.covariance)
+    assert (part.statistics.count, len(part.features), part.hash) == (300, 300, whole.hash)
+    subject = Subject("mine", "0" * 64)
+    scores = [evaluate([digits[:100]], reference, subject)[0] for reference in (whole, part)]
+    assert differing_conditions(*scores) == ["reference_count: 1797 and 300"]
+    assert reference_of(dataset, "digits", detector, count=10**6).statistics.count == len(digits)
+    with pytest.raises(TcmError, match="reference_count=1 is too low"):
+        reference_of(dataset, "digits", detector, count=1)
+
+
+def test_passes_are_counted_in_a_log(digits: Tensor, detector: Detector) -> None:
+    log = Console(file=StringIO(), width=200)
+    watch = watched(ALONE, log, every=0.0)
+    reference_of(ArrayDataset(digits.numpy()), "digits", detector, batch=600, watch=watch)
+    lines = log.file.getvalue().splitlines()
+    assert [line.partition(" images,")[0] for line in lines] == [
+        f"reference digits: {done:,} of 1,797" for done in (600, 1200, 1797)
+    ]
+    assert lines[-1].endswith("images/s, 0 s left")
+    quiet = Console(file=StringIO())
+    assert len(list(watched(ALONE, quiet)([digits], None, "stream"))) == 1
+    assert quiet.file.getvalue() == "", "ten seconds have not passed"
+    list(watched(ALONE, quiet, 0.0)([digits[:5]], None, "stream"))
+    assert quiet.file.getvalue().startswith("stream: 5 images, ")
+
+
+def test_passes_are_counted_on_a_terminal(digits: Tensor) -> None:
+    terminal = Console(file=StringIO(), width=100, force_terminal=True)
+    batches = [digits[:1000], digits[1000:]]
+    assert list(watched(ALONE, terminal)(batches, 1797, "reference digits")) == batches
+    assert "1797/1797" in terminal.file.getvalue()
 
 
 def test_dfid_measures_50_000_images_unless_given_a_count() -> None:

@@ -66,6 +66,15 @@ def test_features_are_those_of_the_same_choice_of_images(shards: Path, monkeypat
     assert stream_reference(open_stream(shards), "stream", detector).features is None
 
 
+def test_the_first_images_of_a_stream(shards: Path) -> None:
+    detector, stream = load_detector("digits"), open_stream(shards)
+    (shards / "part-0002.tar").write_bytes(b"not a tar")
+    part = stream_reference(stream, "stream", detector, keep=True, count=50)
+    expected = detector.features(torch.from_numpy(open_dataset("digits").read(np.arange(50))[0]))
+    torch.testing.assert_close(part.statistics.mean, expected.double().mean(0))
+    assert (part.statistics.count, len(part.features)) == (50, 50)
+
+
 def test_denoising_needs_an_index(shards: Path) -> None:
     tcm.load("digits").save(Path("model"))
     arguments = ["eval", "model", "--data", f"stream:{shards}", "--detector", "digits", "--dfid", "1.0"]

@@ -1,5 +1,6 @@
 """`tcm recipes` as a user calls it."""
 
+import json
 import subprocess
 import sys
 from io import StringIO
@@ -33,6 +34,15 @@ def test_list(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert text in result.output
     assert "…" not in result.output
+
+
+def test_list_as_json() -> None:
+    result = CliRunner().invoke(app, ["recipes", "--json"])
+    assert result.exit_code == 0
+    found = {recipe["name"]: recipe for recipe in json.loads(result.stdout)}
+    assert sorted(found) == shipped()
+    assert found["cifar10"]["stages"]["truncated"]["parameters"] == 55_732_739
+    assert found["cifar10"]["stages"]["truncated"]["batch"] == resolve("cifar10").stages["truncated"].batch
 
 
 def test_show(tmp_path: Path) -> None:

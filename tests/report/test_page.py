@@ -138,6 +138,29 @@ def test_run_that_has_hardly_begun(fair_run: Path, tmp_path: Path, left: str) ->
     assert "No stage has finished" in page.text
 
 
+def test_warnings_are_red_and_not_a_green_end(fair_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    metrics = run / "3-truncated" / "metrics.jsonl"
+    flat = {"step": 4, "event": "flat", "reason": "the samples are <flat>"}
+    metrics.write_text(metrics.read_text() + json.dumps({"step": 4, "spread": 0.1}) + "\n" + json.dumps(flat) + "\n")
+    page = report(run)
+    assert page.source.count('<span class="finished">finished</span>') == 2, "continued averages over 10,000 steps"
+    assert '<span class="failed">finished, with warnings</span>' in page.source
+    assert "truncated may not have learned what it should the samples are &lt;flat&gt;" in page.text
+
+
+def test_an_interrupted_run_shows_its_checkpoint(fair_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    shutil.rmtree(run / "3-truncated" / "model")
+    metrics = run / "3-truncated" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(True)[:1]))
+    text = report(run).text
+    assert "step 4 of 4" in text
+    assert "resumes it from its newest checkpoint, step 4." in text
+
+
 def test_failed_run(failed_run: Path) -> None:
     page = report(failed_run)
     assert "consistency failed at step" in page.text

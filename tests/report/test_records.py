@@ -40,7 +40,10 @@ def test_unfinished_stage_with_a_line_cut_short(fair_run: Path, tmp_path: Path) 
     metrics = run / "3-truncated" / "metrics.jsonl"
     metrics.write_text(metrics.read_text()[:-20])
     stage = read_run(run).stages[-1]
-    assert (stage.status, stage.step) == ("unfinished", 2)
+    assert (stage.status, stage.step, stage.checkpoint) == ("unfinished", 4, 4), "the checkpoint is newer"
+    shutil.rmtree(run / "3-truncated" / "state")
+    stage = read_run(run).stages[-1]
+    assert (stage.status, stage.step, stage.checkpoint) == ("unfinished", 2, 0)
 
 
 def test_wall_time_is_the_time_of_the_updates(fair_run: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_missing_tracker(tmp_path: Path, name: TrackerName) -> None:
         pytest.skip(f"{name.value} is installed")
     except ImportError:
         pass
-    message = f"track={name.value} needs the package {name.value}; pip install 'truncated-consistency\\[track\\]'"
+    message = f"track={name.value} needs the package {name.value}; run `pip install -e '.\\[track\\]'`"
     with pytest.raises(TcmError, match=message):
         open_tracker(name, tmp_path / "run" / "0-diffusion")
 

@@ -26,6 +26,8 @@ from tcm.foundation.errors import TcmError
 from tcm.weights.edm_names import parse_arguments
 from tcm.weights.exporting import export_state_dict, reference_arguments
 from tcm.weights.importing import import_checkpoint, stated_licence
+from tcm.weights.model import Provenance
+from tcm.weights.origins import ORIGIN_KEY
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HEAD = {"logvar_fourier.freqs": 128, "logvar_fourier.phases": 128, "logvar_linear.weight": (1, 128)}
@@ -202,6 +204,69 @@ def test_round_trip_is_bit_identical(tmp_path, golden, name):
     assert again.denoiser.state_dict().keys() == first.denoiser.state_dict().keys()
     for key, tensor in first.denoiser.state_dict().items():
         assert torch.equal(again.denoiser.state_dict()[key], tensor), key
+
+
+def test_our_own_export_comes_back_without_flags(tmp_path):
+    network = tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
+    provenance = Provenance(recipe="mine", stage="truncated", step=7, licence="CC BY 4.0")
+    for sampler in (tcm.ConsistencySampler(second_time=1.3), tcm.HeunSampler()):
+        card = tcm.ModelCard(
+            kind="truncated" if isinstance(sampler, tcm.ConsistencySampler) else "diffusion",
+            sampler=sampler,
+            network=network,
+            image_shape=(1, 8, 8),
+            condition=tcm.Classes(2, ("cat", "dog")),
+            sigma_data=0.75,
+            t_min=1.0,
+            t_max=10.0,
+            provenance=provenance,
+        )
+        model, file = tcm.Model.fresh(card), tmp_path / f"{card.kind}.safetensors"
+        export_state_dict(model, file)
+        imported = import_checkpoint(file)
+        assert imported.found.described.startswith("a model that `tcm export` wrote")
+        assert imported.found.licence == "CC BY 4.0"
+        again = imported.model.card
+        assert again.provenance == provenance.model_copy(update={"imported_from": file.name})
+        assert again.model_copy(update={"provenance": provenance}) == card
+        assert again.condition.names == ("cat", "dog")
+        assert torch.equal(imported.model.sample(3, steps=2), model.sample(3, steps=2))
+        with pytest.raises(TcmError, match=r"must be at least 0\.002 and below 80"):
+            import_checkpoint(file, "consistency", second_time=100.0)
+
+
+def test_damaged_words_of_our_own_export(tmp_path):
+    file = tmp_path / "a.safetensors"
+    card = tcm.ModelCard(
+        kind="consistency",
+        network=tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1),
+        image_shape=(1, 8, 8),
+        condition=tcm.Classes(2),
+    )
+    export_state_dict(tcm.Model.fresh(card), file)
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    fields = json.loads(metadata[ORIGIN_KEY])
+    for change in ("{", json.dumps(fields | {"t_min": -1}), json.dumps(fields | {"more": 1}), json.dumps([])):
+        save_file(load_file(file), tmp_path / "b.safetensors", metadata | {ORIGIN_KEY: change})
+        with pytest.raises(TcmError, match=r"b\.safetensors: its metadata .* is damaged"):
+            import_checkpoint(tmp_path / "b.safetensors")
+    for change, problem in (({"t_min": 90.0}, "t_min=90"), ({"class_names": ["one"]}, "names has 1 entries")):
+        save_file(load_file(file), tmp_path / "b.safetensors", metadata | {ORIGIN_KEY: json.dumps(fields | change)})
+        with pytest.raises(TcmError, match=problem):
+            import_checkpoint(tmp_path / "b.safetensors")
+
+
+def test_our_own_weights_need_no_import(tmp_path):
+    card = tcm.ModelCard(
+        kind="consistency",
+        network=tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1),
+        image_shape=(1, 8, 8),
+        uncertainty=8,
+    )
+    tcm.Model.fresh(card).save(tmp_path / "model")
+    with pytest.raises(TcmError, match=r"weights of a model folder of this project.* use its folder .*/model "):
+        import_checkpoint(tmp_path / "model" / "model.safetensors")
 
 
 @pytest.mark.parametrize(

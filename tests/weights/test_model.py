@@ -359,7 +359,7 @@ def test_image_i_is_the_same_in_any_batch_and_count() -> None:
         torch.testing.assert_close(model.sample(7, steps=2, seed=10, batch=batch), whole, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model.sample(steps=2, seed=13), whole[3:4], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model.sample(seeds=[16, 11], steps=2), whole[[6, 1]], rtol=1e-5, atol=1e-6)
-    assert model.sample(0).shape == (0, 1, 4, 4)
+    assert model.sample(seeds=[]).shape == (0, 1, 4, 4)
 
 
 def test_labels_of_samples() -> None:
@@ -400,8 +400,11 @@ def test_times_and_steps_of_sampling() -> None:
     [
         ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not fit the 3 seeds"),
         ({"steps": 1, "times": [80.0]}, "cannot both be given"),
-        ({"count": 2, "batch": 0}, "batch=0 are out of range"),
+        ({"count": 2, "batch": 0}, "batch=0 must be a whole number of at least 1"),
         ({"count": -1}, "count=-1"),
+        ({"count": 0}, "count=0 must be"),
+        ({"count": 2.5}, r"count=2\.5 must be"),
+        ({"count": "4"}, "count='4' must be"),
         ({"steps": 0}, "steps=0"),
         ({"times": []}, "times is empty"),
     ],
@@ -409,6 +412,37 @@ def test_times_and_steps_of_sampling() -> None:
 def test_arguments_of_sampling_that_cannot_be_meant(arguments: dict, message: str) -> None:
     with pytest.raises(TcmError, match=message):
         Model.fresh(card()).sample(**arguments)
+
+
+def test_labels_that_are_none() -> None:
+    model = Model.fresh(card(condition=Classes(3)))
+    for labels, message in (
+        ("three", "labels='three': none of the 3 classes has this name"),
+        (1.5, r"labels=1\.5 is not a class"),
+        ([1, 2], "labels has 2 entries for 4 images"),
+    ):
+        with pytest.raises(TcmError, match=message):
+            model.sample(4, labels=labels)
+
+
+def test_loading_what_is_no_path() -> None:
+    with pytest.raises(TcmError, match="3 is not a path; give a model folder"):
+        tcm.load(3)
+
+
+def test_a_model_is_shown_in_five_lines() -> None:
+    provenance = Provenance(recipe="digits", stage="consistency")
+    model = Model.fresh(card(condition=Classes(10), provenance=provenance))
+    parameters = sum(parameter.numel() for parameter in model.denoiser.parameters())
+    assert repr(model).splitlines() == [
+        "Model: consistency, 1×4×4 images, 10 classes",
+        f"  network: ddpmpp, {parameters:,} parameters",
+        "  times: 0.002 to 80, sigma_data 0.5",
+        "  sampler: times 80 by default",
+        "  from: consistency of digits",
+    ]
+    assert len(repr(tcm.load("digits")).splitlines()) == 5
+    assert "Heun, 18 steps" in repr(Model.fresh(card(kind="diffusion", sampler=HeunSampler())))
 
 
 def test_moving_a_model_returns_it() -> None:

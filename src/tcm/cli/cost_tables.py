@@ -32,6 +32,32 @@ def overview() -> Table:
     return table
 
 
+def listing() -> list[dict[str, object]]:
+    """The same for programs: sizes in bytes, GPU-hours as predicted."""
+    rows = [(recipe, stage_costs(recipe)) for recipe in map(resolve, shipped())]
+    return [
+        {
+            "name": recipe.name,
+            "image_shape": recipe.image_shape,
+            "conditional": recipe.conditional,
+            "gpu_hours": gpu_hours(costs.values()),
+            "stages": {
+                name: {
+                    "batch": recipe.stages[name].batch,
+                    "steps": recipe.stages[name].steps,
+                    "parameters": cost.parameters,
+                    "step_flops": cost.step_flops,
+                    "state_bytes": cost.memory.state,
+                    "bytes_per_image": cost.activations_per_image,
+                    "gpu_hours": cost.gpu_hours,
+                }
+                for name, cost in costs.items()
+            },
+        }
+        for recipe, costs in sorted(rows, key=lambda row: gpu_hours(row[1].values()))
+    ]
+
+
 def stage_costs(recipe: Recipe, images: Images | None = None) -> dict[str, StageCost]:
     """The cost of each stage."""
     return {name: estimate(recipe, stage, images=images) for name, stage in recipe.stages.items()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tcm.cli.flags import Group
 from tcm.foundation.errors import TcmError, TcmWarning
 
 if TYPE_CHECKING:
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from tcm.data.pictures import Pictures
     from tcm.data.prepare import Form
 
-app = typer.Typer(no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Skip images that cannot be read, and list them.")]
 Channels = Annotated[int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB) channels.")]
 Split = Annotated[str, typer.Option(help="The split to open, if there are several.")]
 CropName = Literal["none", "center", "dhariwal"]
+CROP_HELP = (
+    "How other shapes are cropped; center keeps the largest centred part (as EDM does), dhariwal is the crop that made "
+    "ImageNet-64 (Dhariwal and Nichol: halve while twice too large, scale, cut out the centre). [center]"
+)
 
 
 @app.command()
@@ -50,12 +55,16 @@ def info(
     path: Annotated[
         str, typer.Argument(help="digits, a fetched data set's name, a file, a folder or hf://owner/name.")
     ],
-    grid: Annotated[Path, typer.Option(help="Where to write a picture of 64 samples.")] = Path("samples.png"),
+    grid: Annotated[Path, typer.Option(help="Where to write a picture of 64 samples.")] = Path("data-samples.png"),
     split: Split = "train",
     channels: Channels = None,
     skip_broken: SkipBroken = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Show what is in a data set, and write a picture of samples from it."""
+    import json
+    from dataclasses import asdict
+
     import numpy as np
     from rich.console import Console
 
@@ -67,6 +76,11 @@ def info(
         summary = summarize(dataset)
     spread = np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64)
     save_grid(grid, dataset.pixels(spread), columns=min(8, dataset.count), scale=max(1, 64 // max(dataset.shape[1:])))
+    if as_json:
+        classes = [{"name": name, "count": count} for name, count in summary.class_counts]
+        figures = {"data": path} | asdict(summary) | {"class_counts": classes, "samples": str(grid)}
+        typer.echo(json.dumps(figures, indent=2, ensure_ascii=False))
+        return
     Console().print(_table(path, summary))
     _name_skipped(summary.skipped)
     _say(f"64 samples: {grid}" if dataset.count >= 64 else f"all images: {grid}")
@@ -80,10 +94,7 @@ def prepare(
         str | None,
         typer.Option(help="64, or HEIGHTxWIDTH. [theirs, if all are alike; else 64, or 32 for small images]"),
     ] = None,
-    crop: Annotated[
-        CropName | None,
-        typer.Option(help="How other shapes are cropped; center: EDM's; dhariwal: ADM's, for ImageNet-64. [center]"),
-    ] = None,
+    crop: Annotated[CropName | None, typer.Option(help=CROP_HELP)] = None,
     channels: Annotated[
         int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB). [3 if any image is in colour]")
     ] = None,

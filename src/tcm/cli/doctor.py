@@ -6,33 +6,35 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.extras import EXTRAS, how_to_install
 
 if TYPE_CHECKING:
     import torch
 
-EXTRAS = {
-    "data": ("webdataset", "datasets"),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "t2i": ("diffusers", "transformers"),
-    "track": ("tensorboard", "wandb", "trackio"),
-}
-
 BFLOAT16 = "for diffusion stages and sampling; too coarse for consistency stages (docs/training.md)"
 
 
-def doctor() -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False) -> None:
     """Show what this machine offers, and how to get what it lacks."""
+    import json
+
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    found = findings()
+    if as_json:
+        typer.echo(json.dumps(dict(found), indent=2))
+        return
     table = Table(title="tcm doctor", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, finding in findings():
+    for name, finding in found:
         table.add_row(name, escape(finding))
     Console().print(table)
 
@@ -86,4 +88,4 @@ def _extra(name: str, packages: tuple[str, ...]) -> str:
             missing.append(package)
     if not missing:
         return ", ".join(found)
-    return f"{', '.join(missing)} missing: pip install 'truncated-consistency[{name}]'"
+    return f"{', '.join(missing)} missing: {how_to_install(name)}"

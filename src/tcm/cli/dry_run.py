@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tcm.cli.cost_tables import millions, size
+from tcm.foundation.counting import duration
 from tcm.recipes.estimates import Images, estimate
 from tcm.recipes.schema import Recipe
-from tcm.report.overview import duration
 from tcm.training.metrics import read_metrics
 from tcm.training.resuming import reached_step
 from tcm.training.run import Plan

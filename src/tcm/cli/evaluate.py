@@ -14,6 +14,9 @@ Data = Annotated[
     str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
 ]
 DetectorName = Annotated[str, typer.Option("--detector", help="inception, digits, or a TorchScript file.")]
+DFID_HELP = (
+    "Also measure dFID at these times, such as 0.2,1,5: the FID of data with noise of level t, denoised in one step."
+)
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
 
 
@@ -26,7 +29,7 @@ def evaluation(
     metrics: Annotated[
         str, typer.Option(help="Any of fid, fid-infinity, kid, is, precision-recall, separated by commas.")
     ] = "fid",
-    dfid: Annotated[str | None, typer.Option(help="Times at which the model's denoising is measured: 0.2,1,5.")] = None,
+    dfid: Annotated[str | None, typer.Option(help=DFID_HELP)] = None,
     count: Annotated[
         int | None,
         typer.Option("-n", "--count", min=2, help="How many images; by default 50000 from a model, all of a data set."),
@@ -44,6 +47,11 @@ def evaluation(
     comparison: Annotated[
         tuple[Path, Path] | None, typer.Option("--compare", help="Two scores files: print them side by side.")
     ] = None,
+    reference_count: Annotated[
+        int | None,
+        typer.Option(min=2, help="Compare with so many images of the data only: quicker, but not a published FID."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:
     """Measure a model or images against data, or compare two files of scores."""
     from tcm.cli import scoring
@@ -53,11 +61,13 @@ def evaluation(
     from tcm.evaluation.generation import parse_times
     from tcm.evaluation.references import PAPERS_COUNT
     from tcm.evaluation.scores import append_scores, compare, read_scores
+    from tcm.foundation.counting import watched
     from tcm.foundation.processes import join
     from tcm.weights import load
 
     if comparison is not None:
-        scoring.print_comparison(compare(read_scores(comparison[0]), read_scores(comparison[1])))
+        pairs = compare(read_scores(comparison[0]), read_scores(comparison[1]))
+        (scoring.print_json if as_json else scoring.print_comparison)(pairs)
         return
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
@@ -69,24 +79,29 @@ def evaluation(
             target = model_of(target, processes)
         network = load_detector(detector, processes.device)
         check_detector(network, wanted)
+        keep = needs_reference_features(wanted)
         if scoring.is_images(target):
             if (steps, times, choice, dfid) != (None, None, None, None):
                 raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")
             images = scoring.all_images(target, count)
-            reference = scoring.reference_for(data, split, network, needs_reference_features(wanted), batch, processes)
+            reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
             found = scoring.score_images(images, target, reference, wanted, batch, processes)
         else:
             model = load(target).to(processes.device)
             dataset = scoring.dataset_for(data, split) if at else None
-            reference = scoring.reference_for(data, split, network, needs_reference_features(wanted), batch, processes)
+            reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
             seeds = range(seed, seed + (count or PAPERS_COUNT))
             found = scoring.score_model(model, target, seeds, sampling, reference, wanted, batch, processes)
             if dataset is not None:
                 f, subject = model_denoise(model), model_subject(model, target, None, seed)
-                found += denoising_distances(f, dataset, at, reference, subject, count, batch, processes)
+                watch = watched(processes)
+                found += denoising_distances(f, dataset, at, reference, subject, count, batch, processes, watch)
         if processes.first:
             append_scores(scores, found)
-            scoring.print_scores(found, scores)
+            if as_json:
+                scoring.print_json(found)
+            else:
+                scoring.print_scores(found, scores)
 
 
 def best_times(
@@ -132,6 +147,7 @@ def best_times(
         if not processes.first:
             return
         best, score = min(rows, key=lambda row: row[1].value)
+        note = scoring.edge_note(tried, best, (loaded.card.t_min, loaded.card.t_max))
         scoring.print_times(rows, best)
         if plot is not None:
             save_plot(plot, rows)
@@ -139,3 +155,5 @@ def best_times(
             save_second_time(Path(model), loaded, best)
         written = f"; written into {model}" if write else ""
         Console().print(f"best second time: {best:.4g} ({score.metric} {score.value:.3f}){written}", highlight=False)
+        if note is not None:
+            Console().print(f"note: {note}", highlight=False, soft_wrap=True)

@@ -12,15 +12,18 @@ from tcm.cli import data, recipes
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.flags import Group
 from tcm.cli.plan import plan
 from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
+from tcm.cli.watch import watch
 from tcm.cli.weights import export_weights, import_weights
 from tcm.foundation.errors import TcmError, TcmWarning
 
 app = typer.Typer(
     name="tcm",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -51,6 +54,7 @@ app.command()(sample)
 app.command("eval")(evaluation)
 app.command("times")(best_times)
 app.command()(report)
+app.command()(watch)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(doctor)

@@ -116,6 +116,8 @@ def table(found: Plan) -> Table:
     """What was chosen and why, and how long each stage will take."""
     from rich.table import Table
 
+    from tcm.foundation.counting import duration
+
     rows = Table(title="The plan", title_justify="left", show_header=False)
     rows.add_column(style="bold", overflow="fold", max_width=44)
     rows.add_column(overflow="fold")
@@ -144,15 +146,3 @@ def parse_budget(text: str) -> float:
     if not seconds:
         raise TcmError(f"--budget={text} is not a time; write it like 20m, 2h or 1h30m")
     return seconds
-
-
-def duration(seconds: float) -> str:
-    """Such as `1 h 20 min`.
-
-    >>> duration(42), duration(540), duration(4800)
-    ('42 s', '9 min', '1 h 20 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -4,17 +4,27 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="List the recipes, or show one in full.")
+from tcm.cli.flags import Group
+
+app = typer.Typer(cls=Group, help="List the recipes, or show one in full.")
 
 
 @app.callback(invoke_without_command=True)
-def recipes(context: typer.Context) -> None:
+def recipes(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
     """List the recipes with what they need."""
     if context.invoked_subcommand is None:
+        import json
+
         from rich.console import Console
 
-        from tcm.cli.cost_tables import HOURS, overview
+        from tcm.cli.cost_tables import HOURS, listing, overview
 
+        if as_json:
+            typer.echo(json.dumps(listing(), indent=2))
+            return
         console = Console(highlight=False)
         console.print(overview())
         console.print("Memory: the run's state, and what each image of a micro-batch adds to it.")

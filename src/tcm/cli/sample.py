@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,13 +11,14 @@ import typer
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
 
 SamplingPrecision = Literal["fp32", "bf16"]
-Steps = Annotated[int | None, typer.Option(min=1, help="Sampling steps; a diffusion model takes Heun steps.")]
+STEPS_HELP = (
+    "Sampling steps. A diffusion model follows its ODE with Heun's method: two evaluations of the network per step."
+)
+Steps = Annotated[int | None, typer.Option(min=1, help=STEPS_HELP)]
 TimesOption = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
 ClassOption = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
 Batch = Annotated[int, typer.Option(min=1, help="Batch size; does not change the images.")]
@@ -49,6 +49,7 @@ def sample(
     from tcm.evaluation.generation import generate, parse_seeds
     from tcm.evaluation.output import check_output, make_room, write_samples
     from tcm.evaluation.sharing import share
+    from tcm.foundation.counting import watched
     from tcm.foundation.processes import join
     from tcm.weights import load
 
@@ -64,7 +65,7 @@ def sample(
                 make_room(out, overwrite)
         own = share(processes, chosen)
         start = time.perf_counter()
-        images = shown(generate(loaded, own, sampling, batch), len(own), "sampling", processes)
+        images = watched(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
         write_samples(out, images, chosen, loaded.card.image_shape, processes)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
@@ -93,16 +94,3 @@ def sampling_of(
     if steps is not None and times is not None:
         raise TcmError(f"--steps {steps} and --times {times} both set the sampling times; give one of them")
     return Sampling(steps, None if times is None else parse_times(times), choice, precision)
-
-
-def shown(batches: Iterable[Tensor], total: int, text: str, processes: Processes) -> Iterator[Tensor]:
-    """Yield the batches unchanged, with a progress bar in the first process."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not processes.first, transient=True) as progress:
-        task = progress.add_task(text, total=total)
-        for batch in batches:
-            yield batch
-            progress.advance(task, len(batch))

@@ -1,13 +1,14 @@
 """The steps of `tcm eval` and `tcm times`: what is opened, measured and printed."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.sample import shown
 from tcm.data import Dataset, Stream, open_data, open_dataset
 from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
@@ -23,6 +24,7 @@ from tcm.evaluation.references import (
 )
 from tcm.evaluation.scores import Comparison, Score
 from tcm.evaluation.sharing import share, shared_hash
+from tcm.foundation.counting import watched
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.weights import Model
@@ -50,16 +52,25 @@ def dataset_for(data: str, split: str) -> Dataset:
     return open_dataset(data, split=split)
 
 
-def reference_for(data: str, split: str, detector: Detector, keep: bool, batch: int, processes: Processes) -> Reference:
-    """What samples are compared with: published statistics, a data set or a stream."""
+def reference_for(
+    data: str,
+    split: str,
+    detector: Detector,
+    keep: bool,
+    batch: int,
+    processes: Processes,
+    count: int | None = None,
+) -> Reference:
+    """What samples are compared with: published statistics, a data set or a stream, or only `count` of its images."""
     if is_published(Path(data)):
+        if count is not None:
+            raise TcmError(f"--reference-count={count}: {data} holds statistics, not images; leave it out")
         return published_reference(Path(data), detector)
     name = data if split == "train" else f"{data} ({split})"
-    with Console(stderr=True, quiet=not processes.first).status(f"statistics of {name}"):
-        opened = open_data(data, split=split)
-        if isinstance(opened, Stream):
-            return stream_reference(opened, name, detector, keep, batch, processes)
-        return reference_of(opened, name, detector, keep, batch, processes)
+    opened, watch = open_data(data, split=split), watched(processes)
+    if isinstance(opened, Stream):
+        return stream_reference(opened, name, detector, keep, batch, processes, count, watch)
+    return reference_of(opened, name, detector, keep, batch, processes, count, watch)
 
 
 def all_images(target: str, count: int | None) -> Dataset:
@@ -74,7 +85,8 @@ def score_images(
     dataset: Dataset, name: str, reference: Reference, metrics: Sequence[Metric], batch: int, processes: Processes
 ) -> list[Score]:
     """Measure a set of images, with a progress bar."""
-    images = shown(dataset_batches(dataset, batch, processes), dataset.count // processes.count, "measuring", processes)
+    own = dataset.count // processes.count
+    images = watched(processes)(dataset_batches(dataset, batch, processes), own, "measuring")
     subject = Subject(name, shared_hash(processes, dataset))
     return evaluate(images, reference, subject, metrics, processes)
 
@@ -91,9 +103,14 @@ def score_model(
 ) -> list[Score]:
     """Measure a model's samples, with a progress bar."""
     own = share(processes, seeds)
-    images = shown(generate(model, own, sampling, batch), len(own), "sampling", processes)
+    images = watched(processes)(generate(model, own, sampling, batch), len(own), "sampling")
     subject = model_subject(model, name, sampling.describe(model), seeds[0])
     return evaluate(images, reference, subject, metrics, processes)
+
+
+def print_json(scores: Sequence[Score] | Sequence[Comparison]) -> None:
+    """Scores, or pairs of them, with all their conditions."""
+    print(json.dumps([asdict(score) for score in scores], indent=2, ensure_ascii=False))
 
 
 def print_scores(scores: Sequence[Score], file: Path) -> None:
@@ -134,6 +151,27 @@ def print_comparison(pairs: Sequence[Comparison]) -> None:
 
 def _column(score: Score) -> str:
     return escape(score.subject + (f" ({score.sampling})" if score.sampling else ""))
+
+
+def edge_note(tried: Sequence[float], best: float, span: tuple[float, float]) -> str | None:
+    """A note where the best time is the lowest or the highest that was tried: a better one may lie beyond.
+
+    It may not where the model's range, `span`, ends there.
+
+    >>> edge_note([0.5, 1, 2], 2, (0.002, 80))
+    'the best time is the highest that was tried; try higher ones too: --grid 1.41,2,2.83,4'
+    >>> edge_note([0.5, 1, 2], 1, (0.002, 80)), edge_note([1, 2], 1, (1, 80))
+    (None, None)
+    """
+    if best not in (min(tried), max(tried)):
+        return None
+    towards, sign = ("low", -1) if best == min(tried) else ("high", 1)
+    times = sorted(best * 2 ** (sign * power) for power in (-0.5, 0, 0.5, 1))
+    within = [t for t in times if span[0] <= t < span[1]]
+    if best in (within[0], within[-1]):
+        return None
+    grid = ",".join(f"{t:.3g}" for t in within)
+    return f"the best time is the {towards}est that was tried; try {towards}er ones too: --grid {grid}"
 
 
 def print_times(rows: Sequence[tuple[float, Score]], best: float) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -79,7 +81,10 @@ def train(
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
     elif is_data(recipe):
         run = run or Path("runs", Path(recipe).stem)
-        recipe = planned_recipe(recipe, run, budget or "1h", device)
+        with TemporaryDirectory() if dry_run else nullcontext(run) as kept:
+            recipe = planned_recipe(recipe, Path(kept), budget or "1h", device)
+            if dry_run:
+                return
     elif budget is not None:
         raise TcmError(f"--budget={budget} is for your own images; the recipe {recipe!r} says how many steps to train")
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]

@@ -15,7 +15,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tcm.data.dataset import Pixels
 from tcm.data.limits import MEGABYTE
@@ -48,7 +48,18 @@ _DECODER_ERRORS = (
 
 
 class BrokenImage(TcmError):
-    """One image file that cannot be used; `--skip-broken` leaves it out."""
+    """One image file that cannot be used: what is wrong with it, and what else than `--skip-broken` helps.
+
+    >>> str(BrokenImage("a.png is empty"))
+    'a.png is empty; fix or remove it, or pass --skip-broken'
+    """
+
+    def __init__(self, problem: str, remedy: str = "fix or remove it"):
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}, or pass --skip-broken"
 
 
 def decode_picture(data: bytes, name: str) -> Image.Image:
@@ -58,17 +69,17 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
             width, height = picture.size
             if width * height > LARGEST_PICTURE:
                 raise BrokenImage(
-                    f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}; scale it down"
+                    f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}", "scale it down"
                 )
             picture.load()
             return _as_gray_or_rgb(picture, name)
     except BrokenImage:
         raise
+    except UnidentifiedImageError as error:  # its own text names a Python object
+        raise BrokenImage(f"{name} cannot be read as an image (not one of {', '.join(_FORMATS)})") from error
     except _DECODER_ERRORS as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise BrokenImage(
-            f"{name} cannot be read as an image ({reason}); fix or remove it, or pass --skip-broken"
-        ) from error
+        raise BrokenImage(f"{name} cannot be read as an image ({reason})") from error
 
 
 def declared_form(data: bytes, name: str) -> tuple[int, int, int]:
@@ -78,7 +89,7 @@ def declared_form(data: bytes, name: str) -> tuple[int, int, int]:
             gray = picture.mode in (*_GRAY, "LA", "La")
             return 1 if gray else 3, picture.height, picture.width
     except _DECODER_ERRORS as error:
-        raise BrokenImage(f"{name} cannot be read as an image; fix or remove it, or pass --skip-broken") from error
+        raise BrokenImage(f"{name} cannot be read as an image") from error
 
 
 def pixels_of(picture: Image.Image, channels: int) -> Pixels:
@@ -109,11 +120,11 @@ def _as_gray_or_rgb(picture: Image.Image, name: str) -> Image.Image:
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise BrokenImage(
-                f"{name} has gray values from {values.min()} to {values.max()}; store 8 or 16 bits per value"
+                f"{name} has gray values from {values.min()} to {values.max()}", "store 8 or 16 bits per value"
             )
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if picture.mode == "F":
-        raise BrokenImage(f"{name} holds floating-point values, whose range is unknown; store 8 or 16 bits per value")
+        raise BrokenImage(f"{name} holds floating-point values, whose range is unknown", "store 8 or 16 bits per value")
     if picture.mode in _TRANSPARENT or "transparency" in picture.info:
         gray = picture.mode in (*_GRAY, "LA", "La")
         opaque = Image.new("RGBA", picture.size, "white")

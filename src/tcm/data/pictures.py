@@ -124,9 +124,7 @@ class FolderPictures(Pictures):
                 )
             return path.read_bytes()
         except OSError as error:
-            raise BrokenImage(
-                f"{path} cannot be read ({error.strerror}); fix or remove it, or pass --skip-broken"
-            ) from error
+            raise BrokenImage(f"{path} cannot be read ({error.strerror})") from error
 
 
 class TarPictures(Pictures):

@@ -174,7 +174,7 @@ class Preparation(TorchDataset[Prepared | TcmError]):
                 picture = picture_of(self._source.pixels(np.array([number]))[0])
             picture = self._form.apply(picture, name)
         except BrokenImage as error:
-            return Prepared(number, name, broken=Broken(name, str(error)))
+            return Prepared(number, name, broken=Broken(name, error.problem))
         except TcmError as error:  # a value, since an error raised in a worker comes back wrapped in a traceback
             return error
         return Prepared(number, name, png_of(picture), (picture.mode, *picture.size))

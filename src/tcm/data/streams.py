@@ -20,6 +20,7 @@ from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column,
 from tcm.data.opening import STREAM, check_channels, only_train, open_dataset, shard_class_names
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
+from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import Condition, ConditionKind
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
@@ -234,5 +235,5 @@ def _webdataset() -> Any:
     try:
         from webdataset import tariterators
     except ImportError as error:
-        raise TcmError("WebDataset streams need more packages: pip install 'truncated-consistency[data]'") from error
+        raise TcmError(f"WebDataset streams need more packages; {how_to_install('data')}") from error
     return tariterators

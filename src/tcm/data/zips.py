@@ -69,9 +69,7 @@ class ZipPictures(Pictures):
         try:
             return read()
         except ZIP_ERRORS as error:
-            raise BrokenImage(
-                f"{self._path}/{name} is damaged ({error}); pack it again, or pass --skip-broken"
-            ) from error
+            raise BrokenImage(f"{self._path}/{name} is damaged ({error})", "pack it again") from error
 
     def _file(self) -> BinaryIO:
         # A forked worker shares its parent's file position, so that it must not use its parent's handle.

@@ -14,6 +14,7 @@ from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
+from tcm.foundation.counting import Watch, unwatched
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -49,6 +50,7 @@ def denoising_distances(
     count: int | None = None,
     batch: int = 64,
     processes: Processes = ALONE,
+    watch: Watch = unwatched,
 ) -> list[Score]:
     """dFID_t for each t: the distance between the data and f(x + t ε, t) over `count` images of the data.
 
@@ -65,8 +67,9 @@ def denoising_distances(
     for t in times:
         if not t > 0:
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
-        images = _denoised(f, dataset, share(processes, chosen), t, subject.seed or 0, batch)
-        observed = observe(images, detector, processes=processes)
+        own = share(processes, chosen)
+        images = _denoised(f, dataset, own, t, subject.seed or 0, batch)
+        observed = observe(watch(images, len(own), f"denoising at t={t:g}"), detector, processes=processes)
         scores.append(Measurement(subject, reference, len(chosen)).distance(prefix, observed, t))
     return scores
 

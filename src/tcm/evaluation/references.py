@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,12 +21,15 @@ from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
 from tcm.evaluation.features import Detector
 from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
-from tcm.evaluation.statistics import Statistics, accumulate
+from tcm.evaluation.statistics import Statistics, accumulate, running_statistics
+from tcm.foundation.counting import Watch, unwatched
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
 
 FORMAT = "1"
+KEEP_SECONDS = 30.0
+"""How often unfinished statistics are kept, so that a killed computation resumes."""
 PAPERS_COUNT = 50_000
 """How many images papers measure, and look at one by one."""
 
@@ -95,6 +99,13 @@ def dataset_batches(
         yield torch.from_numpy(images)
 
 
+def _count_to_take(count: int | None, available: int) -> int:
+    """`count` images, but no more than there are."""
+    if count is not None and count < 2:
+        raise TcmError(f"reference_count={count} is too low; use at least 2")
+    return available if count is None else min(count, available)
+
+
 def chosen_images(available: int, count: int | None = None) -> Indices:
     """The indices of `count` images (50,000 unless given) out of those available, or of all; always the same choice.
 
@@ -115,24 +126,36 @@ def stream_batches(
     samples = (sample for shard in range(stream.shards) for sample in stream.shard(shard))
     if indices is not None:
         wanted = set(indices.tolist())
-        samples = (sample for index, sample in enumerate(samples) if index in wanted)
+        first = islice(samples, int(indices.max()) + 1)  # what comes after the last of them is not read
+        samples = (sample for index, sample in enumerate(first) if index in wanted)
     own = islice(samples, processes.rank, None, processes.count)
     while some := list(islice(own, batch)):
         yield torch.from_numpy(np.stack([stream.decode(sample) for sample in some]))
 
 
 def stream_reference(
-    stream: Stream, name: str, detector: Detector, keep: bool = False, batch: int = 64, processes: Processes = ALONE
+    stream: Stream,
+    name: str,
+    detector: Detector,
+    keep: bool = False,
+    batch: int = 64,
+    processes: Processes = ALONE,
+    count: int | None = None,
+    watch: Watch = unwatched,
 ) -> Reference:
-    """The reference for a stream; not kept, as what identifies a stream is not its content.
+    """The reference for a stream, or for its first `count` images; not kept: what identifies it is not its content.
 
     Its number of images is known only at its end, so their features, if asked for, take a second pass.
     """
-    observed = observe(stream_batches(stream, batch, processes), detector, processes=processes)
+    first = None if count is None else np.arange(_count_to_take(count, count))
+    own = None if count is None else -(-count // processes.count)
+    passing = watch(stream_batches(stream, batch, processes, first), own, f"reference {name}")
+    observed = observe(passing, detector, processes=processes)
     features = None
     if keep:
         chosen = chosen_images(observed.count)
-        features = observe(stream_batches(stream, batch, processes, chosen), detector, True, processes).features
+        passing = watch(stream_batches(stream, batch, processes, chosen), len(chosen), f"features of {name}")
+        features = observe(passing, detector, True, processes).features
     identity = hashlib.sha256(stream.identity.encode()).hexdigest()
     return Reference(detector, name, identity, observed.statistics, features)
 
@@ -144,35 +167,79 @@ def reference_of(
     keep: bool = False,
     batch: int = 64,
     processes: Processes = ALONE,
+    count: int | None = None,
+    watch: Watch = unwatched,
 ) -> Reference:
     """The reference for a data set: from the cache if this detector has seen the same pixels before, else computed.
 
     `keep` asks for features too, which precision, recall and KID need: those of 50,000 images, or of all if fewer.
+    `count` takes only so many of its images, always the same; scores record how many.
     """
     content = shared_hash(processes, dataset)
-    key = hashlib.sha256("\n".join([FORMAT, content, detector.hash, detector.preprocessing]).encode()).hexdigest()
-    chosen = chosen_images(dataset.count)
+    taken = chosen_images(dataset.count, _count_to_take(count, dataset.count))
+    limited = [f"{len(taken)} images"] if len(taken) < dataset.count else []
+    identity = [FORMAT, content, detector.hash, detector.preprocessing, *limited]
+    key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+    chosen = taken[chosen_images(len(taken))]
+    own = -(-len(taken) // processes.count)
     folder = data_folder() / "references"
     statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-{len(chosen)}-features.safetensors"
     moments = _read(statistics_file, processes)
     features = _read(features_file, processes) if keep else {}
     if moments is None:
         # Where all images are chosen, one pass sees both.
-        both = features is None and len(chosen) == dataset.count
-        observed = observe(dataset_batches(dataset, batch, processes), detector, both, processes)
-        moments = {"mean": observed.statistics.mean, "covariance": observed.statistics.covariance}
-        moments["count"] = torch.tensor(observed.count)
+        both = features is None and len(chosen) == len(taken)
+        if both or processes.count > 1:
+            passing = watch(dataset_batches(dataset, batch, processes, taken), own, f"reference {name}")
+            observed = observe(passing, detector, both, processes)
+            moments = _moments(observed.statistics)
+            if observed.features is not None:
+                features = {"features": observed.features}
+                _write(features_file, features, processes)
+        else:
+            partial = folder / f"{key}-partial.safetensors"
+            moments = _moments(_resumed(dataset, taken, name, detector, batch, watch, partial))
+            partial.unlink(missing_ok=True)
         _write(statistics_file, moments, processes)
-        if observed.features is not None:
-            features = {"features": observed.features}
-            _write(features_file, features, processes)
     if features is None:
-        observed = observe(dataset_batches(dataset, batch, processes, chosen), detector, True, processes)
+        passing = watch(dataset_batches(dataset, batch, processes, chosen), len(chosen), f"features of {name}")
+        observed = observe(passing, detector, True, processes)
         assert observed.features is not None, "asked for"
         features = {"features": observed.features}
         _write(features_file, features, processes)
-    statistics = Statistics(moments["mean"], moments["covariance"], int(moments["count"]))
-    return Reference(detector, name, content, statistics, features.get("features"))
+    return Reference(detector, name, content, _statistics(moments), features.get("features"))
+
+
+def _resumed(
+    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, watch: Watch, partial: Path
+) -> Statistics:
+    """The statistics of a data set; kept in `partial` every half minute and when interrupted, and resumed from it."""
+    found = _read(partial, ALONE)
+    before = None if found is None else _statistics(found)
+    rest = taken[0 if before is None or before.count is None else before.count :]
+    passing = watch(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"reference {name}")
+    kept, total = time.monotonic(), before
+    try:
+        for total in running_statistics(map(detector.features, passing), before):
+            if time.monotonic() - kept > KEEP_SECONDS:
+                _write(partial, _moments(total), ALONE)
+                kept = time.monotonic()
+    except KeyboardInterrupt:
+        if total is not None:
+            _write(partial, _moments(total), ALONE)
+        raise
+    if total is None:
+        raise TcmError("there are no images to measure")
+    return total
+
+
+def _moments(statistics: Statistics) -> dict[str, Tensor]:
+    count = torch.tensor(statistics.count)
+    return {"mean": statistics.mean, "covariance": statistics.covariance, "count": count}
+
+
+def _statistics(moments: dict[str, Tensor]) -> Statistics:
+    return Statistics(moments["mean"], moments["covariance"], int(moments["count"]))
 
 
 def _read(path: Path, processes: Processes) -> dict[str, Tensor] | None:

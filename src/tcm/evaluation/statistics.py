@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -79,11 +80,16 @@ def chunked(batches: Iterable[Tensor], size: int = CHUNK) -> Iterator[Tensor]:
 
 def accumulate(batches: Iterable[Tensor]) -> Statistics | None:
     """Statistics of a stream of feature batches in one pass, the same whatever the batch size; None for no batches."""
-    total: Statistics | None = None
+    newest = deque(running_statistics(batches), maxlen=1)
+    return newest[0] if newest else None
+
+
+def running_statistics(batches: Iterable[Tensor], total: Statistics | None = None) -> Iterator[Statistics]:
+    """The statistics of all features so far, after each chunk of them; `total` are those of features seen before."""
     for chunk in chunked(batches):
         part = Statistics.of(chunk)
         total = part if total is None else total.merge(part)
-    return total
+        yield total
 
 
 def frechet_distance(a: Statistics, b: Statistics) -> float:

@@ -4,7 +4,7 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -160,6 +160,8 @@ class Classes(ConditionKind):
 
     def choose(self, choice: ConditionChoice, count: int) -> Labels:
         """What a user chose for `count` images: a label or a class's name for each, or one for all."""
+        if not isinstance(choice, int | str | Iterable):
+            raise TcmError(f"labels={choice!r} is not a class; give a number, a name, or one of them per image")
         chosen = [choice] * count if isinstance(choice, int | str) else list(choice)
         if len(chosen) != count:
             raise TcmError(f"labels has {len(chosen)} entries for {count} images; give one per image, or one for all")

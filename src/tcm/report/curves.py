@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from html import escape
 
+from tcm.foundation.counting import duration
 from tcm.foundation.devices import best_device
 from tcm.recipes.resolve import to_toml
 from tcm.report import figures
 from tcm.report.drawing import ObservedRun
 from tcm.report.headline import denoising_curves, denoising_metric, measure_command
 from tcm.report.html import Content, code, details, figure, html, paragraph, section, side_by_side, table
-from tcm.report.overview import duration
 from tcm.report.records import RunRecord, StageRecord
 from tcm.training.starts import start_now
 

@@ -88,6 +88,19 @@ def _seen(part: np.ndarray) -> np.ndarray:
     return np.isfinite(part).any(0)
 
 
+def losses_over_steps(stages: Sequence[StageRecord], colours: dict[str, int]) -> str:
+    """The loss of each stage over its steps."""
+
+    def draw(axes: Axes) -> None:
+        for stage in stages:
+            step, loss = _thinned(stage, "step"), _thinned(stage, "loss")
+            axes.plot(step, loss, **_line(colours[stage.name]), label=stage.name)
+        _log_scale(axes, np.array([line["loss"] for stage in stages for line in stage.numbers], float))
+        axes.legend(loc="best")
+
+    return _figure(draw, "step of the stage", "loss")
+
+
 def gradient_norms(stages: Sequence[StageRecord], colours: dict[str, int], limits: Limits) -> str:
     """Mean and, as a band above it, largest gradient norm over steps."""
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from tcm.evaluation.scores import Score
+from tcm.foundation.counting import duration
 from tcm.recipes.resolve import differences
 from tcm.report.drawing import ObservedRun
 from tcm.report.figures import series_of
@@ -23,7 +24,7 @@ from tcm.report.html import (
     section,
     table,
 )
-from tcm.report.records import RunRecord, StageRecord
+from tcm.report.records import RunRecord, StageRecord, Status
 
 HERO, HERO_ROWS = 20, 2
 NFE = Html('<abbr title="network evaluations per image">NFE</abbr>')
@@ -48,6 +49,7 @@ def _introduction(run: ObservedRun) -> str:
         parts.append(f'<div class="hero">{figure(rows_of_images(rows), label)}</div>')
     parts.append(_stage_list(run.record))
     parts += [_failure(stage) for stage in run.record.stages if stage.status == "failed"]
+    parts += [_warnings(stage) for stage in run.record.stages if stage.warnings]
     parts += [_unfinished(run.record, stage) for stage in run.record.stages if stage.status == "unfinished"]
     return "".join(parts)
 
@@ -113,18 +115,23 @@ def recipe_differences(runs: Sequence[ObservedRun]) -> str:
     return section("What differs", "The recipe keys that differ; everything else is identical.", *parts)
 
 
+def newest_grids(run: RunRecord, statuses: Sequence[Status]) -> list[str]:
+    """The newest samples that training drew, of each stage of these statuses."""
+    parts = []
+    for stage in run.stages:
+        grid = stage.latest_samples
+        if stage.status in statuses and grid is not None:
+            step = int(grid.stem.removeprefix("step-"))
+            source = data_uri(grid.read_bytes())
+            label = f"Samples of {stage.name} at step {step:,}"
+            picture = f'<img class="grid" alt="" src="{source}">'
+            parts.append(figure(picture, label, f"{run.name}, {stage.name}, step {step:,}"))
+    return parts
+
+
 def in_progress(runs: Sequence[ObservedRun]) -> str:
     """The newest samples of stages that have not finished."""
-    parts = []
-    for run in runs:
-        for stage in run.record.stages:
-            grid = stage.latest_samples
-            if stage.status in ("unfinished", "failed") and grid is not None:
-                step = int(grid.stem.removeprefix("step-"))
-                source = data_uri(grid.read_bytes())
-                label = f"Samples of {stage.name} at step {step:,}"
-                picture = f'<img class="grid" alt="" src="{source}">'
-                parts.append(figure(picture, label, f"{run.record.name}, {stage.name}, step {step:,}"))
+    parts = [part for run in runs for part in newest_grids(run.record, ("unfinished", "failed"))]
     if not parts:
         return ""
     sentence = (
@@ -153,10 +160,12 @@ def _stage_list(run: RunRecord) -> str:
             progress = f"step {stage.step:,} of {stage.spec.steps:,}"
         taken = f" in {duration(stage.seconds)}" if stage.numbers else ""
         waiting = "waiting" if stage.status == "not begun" else ""
+        kind = "failed" if stage.warnings else stage.status
+        status = f"{stage.status}, with warnings" if stage.warnings else stage.status
         items.append(
             f'<li class="{waiting}" style="--series:var(--series-{colours[stage.name]})">'
             f"<strong>{escape(stage.name)}</strong>{escape(stage.spec.describe())}<br>{progress}{taken}<br>"
-            f'<span class="{stage.status}">{stage.status}</span></li>'
+            f'<span class="{kind}">{status}</span></li>'
         )
     return f'<ol class="stages">{"".join(items)}</ol>'
 
@@ -173,6 +182,13 @@ def _failure(stage: StageRecord) -> str:
     )
 
 
+def _warnings(stage: StageRecord) -> str:
+    said = "".join(f"<br>{escape(reason)}." for reason in stage.warnings)
+    return paragraph(
+        Html(f"<strong>{escape(stage.name)} may not have learned what it should</strong>{said}"), "failure"
+    )
+
+
 def _unfinished(run: RunRecord, stage: StageRecord) -> str:
     metrics = stage.folder / "metrics.jsonl"
     written = ""
@@ -182,7 +198,8 @@ def _unfinished(run: RunRecord, stage: StageRecord) -> str:
     return paragraph(
         Html(
             f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is training it, "
-            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it."
+            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it from its newest checkpoint, "
+            f"step {stage.checkpoint:,}."
         ),
         "progress",
     )
@@ -241,19 +258,3 @@ def _unmeasured(rows: Sequence[Row]) -> list[str]:
         return []
     items = "".join(f"<li>{html(code(command))}</li>" for command in missing)
     return [details("Commands that measure what is missing", f'<ul class="commands">{items}</ul>')]
-
-
-def duration(seconds: float) -> str:
-    """A length of time as text.
-
-    >>> duration(42.4), duration(312), duration(9000), duration(200_000)
-    ('42 s', '5 min 12 s', '2 h 30 min', '2 d 7 h')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

@@ -32,6 +32,11 @@ def render(runs: Sequence[ObservedRun]) -> str:
         galleries.neighbours(runs),
         curves.record(runs),
     ]
+    return whole_page(title, parts)
+
+
+def whole_page(title: str, parts: Sequence[str], head: str = "") -> str:
+    """A page of these parts, the empty ones left out; `head` is added to its <head>."""
     style = (files("tcm.report") / "style.css").read_text("utf-8")
     body = _distinct_ids("\n".join(part for part in parts if part))
     return f"""<!doctype html>
@@ -40,7 +45,7 @@ def render(runs: Sequence[ObservedRun]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
+{head}<link rel="icon" href="data:,">
 <title>{escape(title)} · truncated consistency</title>
 <style>
 {style}</style>

@@ -12,6 +12,7 @@ from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, all_moved_aside, stage
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
+from tcm.training.health import warnings_in
 from tcm.training.metrics import read_metrics
 from tcm.training.starts import Start, read_starts
 
@@ -52,8 +53,19 @@ class StageRecord:
 
     @property
     def step(self) -> int:
-        """The last step in the metrics."""
-        return max((int(line["step"]) for line in self.lines), default=0)
+        """The last step that is known: that of the newest checkpoint, or of the metrics since."""
+        return max((self.checkpoint, *(int(line["step"]) for line in self.lines)))
+
+    @property
+    def checkpoint(self) -> int:
+        """The step of the newest checkpoint, from which the stage would resume; 0 if there is none."""
+        numbers = [path.name.removeprefix("step-") for path in (self.folder / "state").glob("step-*")]
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Signs that the stage has not learned what it should."""
+        return warnings_in(self.lines)
 
     @property
     def numbers(self) -> list[dict[str, Any]]:

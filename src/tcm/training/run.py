@@ -23,6 +23,7 @@ from tcm.method.conditions import ConditionKind
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before
 from tcm.training.checkpoint import Checkpoints, disk_errors
+from tcm.training.health import warnings_at_start
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
@@ -168,8 +169,20 @@ class Run:
                         for tracker in self.options.trackers
                     ]
             progress = show(folder.name, stage.steps)
+            warnings: list[str] = []
+            if self.processes.first and not checkpoints.folder.exists():
+                warnings = warnings_at_start(self.recipe, name, plan.data, card.sigma_data)
             finished = StageLoop(
-                trainer, plan.batches[name], card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
+                trainer,
+                plan.batches[name],
+                card,
+                self.recipe.t_max,
+                folder,
+                checkpoints,
+                progress,
+                metrics,
+                trackers,
+                warnings,
             ).run(stop)
             if finished:
                 self._save_model(trainer, card, folder / "model")

@@ -1,6 +1,6 @@
 """The loop of one stage: steps, metrics, samples, checkpoints, and what happens when something goes wrong."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tcm.foundation.progress import StageProgress
 from tcm.foundation.signals import StopRequest
 from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
+from tcm.training.health import COLLAPSE_EVENT, FLAT_EVENT, WARNING, Variation, flatness
 from tcm.training.metrics import MetricsFile, Window
 from tcm.training.noise import GOOD, measure_noise, refuse_noise
 from tcm.training.trackers import Tracker
@@ -40,6 +41,8 @@ class StageLoop:
     progress: StageProgress
     metrics: MetricsFile | None
     trackers: list[Tracker]
+    warnings: Sequence[str] = ()
+    """What is said and recorded when the stage begins."""
 
     def run(self, stop: StopRequest) -> bool:
         """Train to the last step; false if a signal asked to stop before it, with all that resuming needs saved."""
@@ -100,6 +103,8 @@ class StageLoop:
             self.metrics.rewind(recorded, keep_events=False)
         if newest.path is None:
             self._check_precision()
+            for reason in self.warnings:
+                self._event(0, WARNING, reason)
             self._save(0, None)
         for damage in newest.damage:
             self._event(step, "damaged", damage)
@@ -185,15 +190,16 @@ class StageLoop:
         path = self.folder / "samples" / f"step-{step:07d}.png"
         save_grid(path, to_uint8(images), scale=max(1, 32 // images.shape[-2]))
         self.progress.say(f"step {step}: samples in {path}")
-        spread = float(images.std(0).mean())
-        self._write({"step": step, "spread": spread})
-        of_data = float(to_float(loaded.images).std(0).mean())
+        found, of_data = Variation.of(images), Variation.of(to_float(loaded.images))
+        self._write({"step": step, "spread": found.spread, "spread_of_data": of_data.spread})
         T = torch.tensor(self.card.t_max)
         of_noise = float(c_skip(T, self.card.sigma_data) * T)
         model = Model(self.trainer.student, self.card)
-        if model.sampler.generates_at_once and spread < of_noise + COLLAPSE * of_data:
+        if model.sampler.generates_at_once and found.spread < of_noise + COLLAPSE * of_data.spread:
             remedy = self.trainer.stage.collapse_remedy
-            self._event(step, "collapse", f"one-step samples hardly differ (spread {spread:.2g}); {remedy}")
+            self._event(step, COLLAPSE_EVENT, f"one-step samples hardly differ (spread {found.spread:.2g}); {remedy}")
+        elif step == self.trainer.stage.steps and (reason := flatness(found, of_data)) is not None:
+            self._event(step, FLAT_EVENT, reason)
 
     def _event(self, step: int, event: str, reason: str) -> None:
         self._write({"step": step, "event": event, "reason": reason})

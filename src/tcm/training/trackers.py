@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.extras import how_to_install
 
 
 class TrackerName(StrEnum):
@@ -73,4 +74,4 @@ def open_tracker(name: TrackerName, folder: Path) -> Tracker:
 
 
 def _missing(package: str) -> TcmError:
-    return TcmError(f"track={package} needs the package {package}; pip install 'truncated-consistency[track]'")
+    return TcmError(f"track={package} needs the package {package}; {how_to_install('track')}")

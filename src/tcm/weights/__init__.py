@@ -47,6 +47,8 @@ def last_model(run: Path) -> Path:
 
 def _find(path: str | Path) -> Path:
     """The model's folder on this machine."""
+    if not isinstance(path, str | Path):
+        raise TcmError(f"{path!r} is not a path; give a model folder, digits, or a hub id such as someone/model")
     if Path(path).is_dir():
         return last_model(Path(path)) if is_run(Path(path)) else Path(path)
     if (BUNDLED / path).is_dir():

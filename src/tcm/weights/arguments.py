@@ -10,6 +10,7 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.networks import NetworkConfig, networks
 from tcm.weights.module_pickles import Module
+from tcm.weights.origins import ORIGIN_KEY
 from tcm.weights.pickles import shown
 
 POSITIONAL = ("img_resolution", "img_channels", "label_dim")
@@ -69,7 +70,7 @@ def arguments_of_text(metadata: Mapping[str, str], path: Path) -> dict[str, obje
     """The arguments in a safetensors file's metadata, each as JSON; None if there are none."""
     if "model_type" not in metadata:
         return None
-    known = {name: value for name, value in metadata.items() if name not in ("format", "license")}
+    known = {name: value for name, value in metadata.items() if name not in ("format", "license", ORIGIN_KEY)}
     try:
         arguments = {name: json.loads(value) for name, value in known.items()}
     except (ValueError, RecursionError) as error:

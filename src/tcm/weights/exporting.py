@@ -10,13 +10,14 @@ from tcm.foundation.files import written_aside
 from tcm.networks.layers import class_count
 from tcm.weights.edm_names import to_reference
 from tcm.weights.model import Model, ModelCard
+from tcm.weights.origins import ORIGIN_KEY, origin_of
 
 
 def export_state_dict(model: Model, path: Path) -> int:
     """Write a safetensors file with the reference's parameter names; returns how many tensors it holds.
 
-    The metadata holds the reference's constructor arguments, each as JSON, so that `tcm import` reads the file back,
-    bit for bit.
+    The metadata holds the reference's constructor arguments, each as JSON, and what else our card says, so that
+    `tcm import` reads the file back without flags, bit for bit.
 
     >>> export_state_dict(tcm.load("edm-cifar10"), Path("edm-cifar10.safetensors"))  # doctest: +SKIP
     424
@@ -24,6 +25,8 @@ def export_state_dict(model: Model, path: Path) -> int:
     if path.exists():
         raise TcmError(f"{path} exists; give another name with --out")
     metadata = {name: json.dumps(value) for name, value in reference_arguments(model.card).items()}
+    if (origin := origin_of(model.card)) is not None:
+        metadata[ORIGIN_KEY] = origin.model_dump_json()
     if model.card.provenance.licence:
         metadata["license"] = model.card.provenance.licence
     tensors = {name: tensor.contiguous().cpu() for name, tensor in to_reference(model.denoiser).items()}

@@ -1,7 +1,8 @@
 """Published checkpoints into our model format: find the network, name what was found, build the model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,8 +17,9 @@ from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.networks import ImageShape, networks
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
 from tcm.weights.edm_names import load_denoiser, parse_arguments
-from tcm.weights.model import Model, ModelCard, Provenance
+from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 from tcm.weights.module_pickles import MAX_NAME, Module, as_module, read_published, submodules, tensors
+from tcm.weights.origins import Origin, read_origin
 from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.torchfiles import read_torch
 
@@ -29,6 +31,7 @@ OTHER_PRECONDITIONING = {"VPPrecond", "VEPrecond", "iDDPMPrecond"}
 KIND_OF_CLASS: dict[str, ModelKind] = {"EDMPrecond": "diffusion", "Precond": "diffusion"}
 CONSISTENCY_CLASSES = {"ECMPrecond"}
 PRECISIONS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64}
+OWN_NAMES = ("network.", "uncertainty.")
 MAX_NESTING = 4
 UNKNOWN_LICENCE = "unknown; ask the publisher"
 
@@ -43,6 +46,8 @@ class Found:
     arguments: Mapping[str, object]
     licence: str
     kind: ModelKind | None = None
+    origin: Origin | None = None
+    """What an export of ours says about itself."""
     not_used: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -72,6 +77,8 @@ def import_checkpoint(
     >>> import_checkpoint(Path("edm-cifar10-32x32-uncond-vp.pkl")).model.save("edm-cifar10")  # doctest: +SKIP
     """
     found = read_checkpoint(path)
+    if found.origin is not None and (kind, t_prime, second_time) == (None, None, None):
+        return _built(found, found.origin, path)
     chosen = kind or found.kind
     if chosen is None:
         raise TcmError(f"{path}: does not say what it was trained as; add --as diffusion, consistency or truncated")
@@ -89,35 +96,60 @@ def import_checkpoint(
         )
     if second_time is not None and not low <= second_time < 80:
         raise TcmError(f"--second-time={second_time} must be at least {low} and below 80, where the model is defined")
-    try:
+    with _errors_of(path):
+        _, image_shape, condition = parse_arguments(found.arguments)
+    second = None
+    if chosen != "diffusion":
+        second = second_time or max(published_second_time(image_shape, condition), low)
+    origin = Origin(
+        kind=chosen,
+        t_min=low,
+        t_max=80.0,
+        second_time=second,
+        provenance=Provenance(licence=found.licence),
+    )
+    return _built(found, origin, path)
+
+
+def _built(found: Found, origin: Origin, path: Path) -> Imported:
+    """The model of the weights in a file, with all else that is known of it."""
+    with _errors_of(path):
         config, image_shape, condition = parse_arguments(found.arguments)
         ignored = config.published_left_out(found.weights)
         denoiser = load_denoiser(found.weights, found.arguments)
+        if condition is not None and origin.class_names:
+            condition = Classes(condition.count, origin.class_names)
+    denoiser.t_min, denoiser.t_max = origin.t_min, origin.t_max
+    head, second = denoiser.uncertainty, origin.second_time
+    sampler: Sampler = HeunSampler() if second is None else ConsistencySampler(second_time=second)
+    with _errors_of(path):
+        card = ModelCard(
+            kind=origin.kind,
+            sampler=sampler,
+            network=config,
+            image_shape=image_shape,
+            condition=condition,
+            sigma_data=denoiser.sigma_data,
+            t_min=denoiser.t_min,
+            t_max=denoiser.t_max,
+            uncertainty=head.weight.numel() if head else 0,
+            provenance=origin.provenance.model_copy(update={"imported_from": path.name}),
+        )
+    parameters = sum(parameter.numel() for parameter in denoiser.network.parameters())
+    return Imported(Model(denoiser, card), found, ignored, parameters)
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Whatever a file's arguments or weights make impossible as an error that names the file."""
+    try:
+        yield
     except (RuntimeError, ArithmeticError, ValueError) as error:
         if isinstance(error, TcmError):
             raise TcmError(f"{path}: {error}") from error
         raise TcmError(
             f"{path}: its arguments do not make a valid network ({shown(str(error))}); download it again"
         ) from error
-    if t_prime is not None:
-        denoiser.t_min = t_prime
-    head = denoiser.uncertainty
-    second = second_time or max(published_second_time(image_shape, condition), low)
-    sampler: Sampler = HeunSampler() if chosen == "diffusion" else ConsistencySampler(second_time=second)
-    card = ModelCard(
-        kind=chosen,
-        sampler=sampler,
-        network=config,
-        image_shape=image_shape,
-        condition=condition,
-        sigma_data=denoiser.sigma_data,
-        t_min=denoiser.t_min,
-        t_max=denoiser.t_max,
-        uncertainty=head.weight.numel() if head else 0,
-        provenance=Provenance(imported_from=path.name, licence=found.licence),
-    )
-    parameters = sum(parameter.numel() for parameter in denoiser.network.parameters())
-    return Imported(Model(denoiser, card), found, ignored, parameters)
 
 
 def published_second_time(image_shape: ImageShape, condition: ConditionKind | None) -> float:
@@ -231,6 +263,7 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     }
     averaged = [name for name in found if "ema" in name]
     chosen = averaged if len(averaged) == 1 else list(found)
+    _refuse_own_weights(content, path)
     if len(chosen) != 1:
         several = f"several networks ({', '.join(shown(name) for name in chosen[:4])})" if chosen else "no network"
         raise TcmError(f"{path}: holds {several}; save the one you want as a separate state dict")
@@ -246,14 +279,27 @@ def from_state_dict(content: object, path: Path, metadata: Mapping[str, str]) ->
     not_used = {shown(name): "another network" for name in found if name != chosen[0]}
     unused = [name for name in values if not name.startswith((prefix, *heads))]
     not_used |= {shown(name): "outside the network" for name in unused}
+    origin = read_origin(metadata, path)
+    what = "a state dict" if origin is None else "a model that `tcm export` wrote"
+    unstated = UNKNOWN_LICENCE if origin is None else "none was recorded with the exported model"
     return Found(
-        described=f"a state dict{f' at {shown(chosen[0])}' if chosen[0] else ''}; {arguments_from}",
+        described=f"{what}{f' at {shown(chosen[0])}' if chosen[0] else ''}; {arguments_from}",
         prefix=shown(prefix),
         weights=plain,
         arguments=stated or arguments_of_tensors(plain, path),
-        licence=shown(metadata.get("license", UNKNOWN_LICENCE)),
+        licence=shown(metadata.get("license", unstated)),
+        origin=origin,
         not_used=not_used,
     )
+
+
+def _refuse_own_weights(content: object, path: Path) -> None:
+    """Say what a model.safetensors of ours is: weights whose folder is already a model."""
+    if isinstance(content, dict) and content and all(str(name).startswith(OWN_NAMES) for name in content):
+        raise TcmError(
+            f"{path}: holds the weights of a model folder of this project, which needs no import; use its folder "
+            f"{path.parent} (with {CONFIG_FILE} and {WEIGHTS_FILE}) as it is"
+        )
 
 
 def state_dicts(content: object, location: str = "", depth: int = 0) -> list[tuple[str, dict[str, Tensor]]]:

@@ -178,6 +178,19 @@ class Model:
             save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
             (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
 
+    def __repr__(self) -> str:
+        card, came = self.card, self.card.provenance
+        parameters = sum(parameter.numel() for parameter in self.denoiser.parameters())
+        shape = "×".join(map(str, card.image_shape))
+        origin = came.imported_from or " of ".join(part for part in (came.stage, came.recipe) if part) or "unknown"
+        return (
+            f"Model: {card.kind}, {shape} images, {card.condition or 'unconditional'}\n"
+            f"  network: {card.network.kind}, {parameters:,} parameters\n"
+            f"  times: {card.t_min:g} to {card.t_max:g}, sigma_data {card.sigma_data:g}\n"
+            f"  sampler: {card.sampler.describe(self.denoiser, None, None)} by default\n"
+            f"  from: {origin}"
+        )
+
     def to(self, device: torch.device | str) -> Self:
         """Move the weights; returns this model."""
         self.denoiser.to(device)
@@ -211,10 +224,9 @@ class Model:
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
         if steps is not None and times is not None:
             raise TcmError(f"steps={steps} and times={list(times)} cannot both be given; give one of them")
-        if batch < 1 or (count is not None and count < 0):
-            raise TcmError(
-                f"count={count} and batch={batch} are out of range; use a count of at least 0 and a batch of at least 1"
-            )
+        for name, number in (("count", count), ("batch", batch)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise TcmError(f"{name}={number!r} must be a whole number of at least 1")
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
         condition = self._condition(seeds, labels, condition)
         device = next(self.denoiser.parameters()).device

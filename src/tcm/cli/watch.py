@@ -1,0 +1,28 @@
+"""`tcm watch`: a run's report while it trains."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, in training or finished.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
+    every: Annotated[float, typer.Option(min=1, help="Seconds between two refreshes of the page.")] = 5,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Show in your browser how a run is doing while it trains; Ctrl-C ends this, not the training."""
+    import webbrowser
+    from contextlib import suppress
+
+    from rich.console import Console
+
+    from tcm.report.live import HERE, serve
+
+    with serve(run, port, every) as server, suppress(KeyboardInterrupt):
+        address = f"http://{HERE}:{server.server_port}/"
+        Console().print(f"watching {run} at {address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
+        if open_it:
+            webbrowser.open(address)
+        server.serve_forever()

@@ -1,0 +1,33 @@
+"""Downloads: what and how large is said before they start, on stderr; a cut connection is an error."""
+
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+
+SILENT_SECONDS = 20.0
+"""A server that sends nothing for so long is given up."""
+
+
+def download(url: str, target: Path, what: str) -> None:
+    """Fetch a file; OSError or HTTPException where that fails or the connection ends early."""
+    with urllib.request.urlopen(url, timeout=SILENT_SECONDS) as answer, target.open("wb") as file:
+        length = answer.headers["Content-Length"]
+        announce(what, url, None if length is None else int(length))
+        shutil.copyfileobj(answer, file)
+        if length is not None and file.tell() != int(length):
+            raise OSError(f"the connection ended after {file.tell():,} of {int(length):,} bytes")
+
+
+def announce(what: str, source: str, size: int | None) -> None:
+    """Say on stderr what is about to be fetched."""
+    print(f"fetching {what} from {source} ({megabytes(size)})", file=sys.stderr, flush=True)
+
+
+def megabytes(size: int | None) -> str:
+    """A number of bytes as text.
+
+    >>> megabytes(95_628_359), megabytes(29_515), megabytes(None)
+    ('96 MB', '0.03 MB', 'size unknown')
+    """
+    return "size unknown" if size is None else f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1g} MB"

@@ -1,0 +1,93 @@
+"""`tcm watch`: a real server asked by a real client, while a run's files change."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tcm.foundation.errors import TcmError
+from tcm.report.live import LivePage, remaining, serve
+from tcm.report.records import read_run
+
+WATCH = [sys.executable, "-c", "from tcm.cli import main; main()", "watch"]
+
+
+@pytest.fixture
+def halfway(fair_run: Path, tmp_path: Path) -> Path:
+    """A run whose third stage trains, and whose fourth waits."""
+    run = tmp_path / "run"
+    shutil.copytree(fair_run, run)
+    shutil.rmtree(run / "2-continued" / "model")
+    shutil.rmtree(run / "2-continued" / "state")
+    shutil.rmtree(run / "3-truncated")
+    return run
+
+
+def line(step: int, speed: float) -> str:
+    return json.dumps(
+        {"step": step, "loss": 0.125, "gradient_norm": 1.0, "gradient_norm_max": 1.0, "images_per_second": speed,
+         "loss_by_t": [1.0] * 10, "skipped": 0}
+    ) + "\n"  # fmt: skip
+
+
+def test_the_page_follows_the_run_until_ctrl_c(halfway: Path, failed_run: Path) -> None:
+    metrics = halfway / "2-continued" / "metrics.jsonl"
+    metrics.write_text(line(1, 16.0))
+    shutil.copytree(failed_run / "0-diffusion" / "samples", halfway / "0-diffusion" / "samples", dirs_exist_ok=True)
+    process = subprocess.Popen([*WATCH, str(halfway), "--every", "3"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        address = said.split(" at ")[1].split()[0]
+        assert address.startswith("http://127.0.0.1:")
+        page = urlopen(address).read().decode()
+        assert '<meta http-equiv="refresh" content="3">' in page
+        assert "<script" not in page
+        assert "<strong>continued</strong>, step 1 of 4, loss 0.125, 16 images/s" in page
+        assert "Left: <strong>" in page
+        assert "data:image/png;base64" in page, "the newest grid"
+        with metrics.open("a") as file:
+            file.write(line(3, 16.0))
+        assert "step 3 of 4" in urlopen(address).read().decode()
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"{address}recipe.toml")
+    finally:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+def test_what_is_left(halfway: Path) -> None:
+    (halfway / "2-continued" / "metrics.jsonl").write_text(line(1, 16.0))  # batch 8: half a second for each step
+    left = remaining(read_run(halfway))
+    assert left is not None
+    assert left.stages["continued"] == pytest.approx(3 * 0.5)
+    # A truncated step has the cost of a consistency step: the frozen network takes the place of the student.
+    assert left.stages["truncated"] == pytest.approx(4 * 0.5, rel=0.5)
+    assert left.total == pytest.approx(sum(left.stages.values()))
+
+
+def test_the_page_is_made_again_only_for_changed_files(halfway: Path) -> None:
+    page = LivePage(halfway, 5)
+    first = page.current()
+    assert page.current() is first
+    (halfway / "2-continued" / "metrics.jsonl").write_text(line(1, 16.0))
+    assert page.current() != first
+
+
+def test_nothing_is_known_before_the_first_numbers(halfway: Path) -> None:
+    for stage in ("0-diffusion", "1-consistency", "2-continued"):
+        (halfway / stage / "metrics.jsonl").unlink()
+    assert remaining(read_run(halfway)) is None
+
+
+def test_what_cannot_be_served(halfway: Path, tmp_path: Path) -> None:
+    with pytest.raises(TcmError, match=r"holds no recipe\.toml"):
+        serve(tmp_path)
+    with serve(halfway) as first, pytest.raises(TcmError, match="cannot be used"):
+        serve(halfway, first.server_port)
