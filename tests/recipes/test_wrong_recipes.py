@@ -103,11 +103,11 @@ WRONG_OVERRIDES = {
     ),
     "imagenet64-xl truncated.t_prime=2.0": (
         "imagenet64-xl: second_time=1.526 must be at least 2, where the range of truncated begins, and below "
-        "t_max=80.0; change one of them"
+        "80, where its sampling begins; change one of them"
     ),
     "digits second_time=0.821": (
-        "digits: second_time=0.821 must be at least 1, where the range of truncated begins, and below t_max=80.0; "
-        "change one of them"
+        "digits: second_time=0.821 must be at least 1, where the range of truncated begins, and below 80, where its "
+        "sampling begins; change one of them"
     ),
     "digits t_min=90": "digits: t_min=90.0 must lie below t_max=80.0",
     "digits consistency.t_high=90": (

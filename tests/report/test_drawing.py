@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tcm.data import to_uint8
 from tcm.method.conditions import Classes
-from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise
+from tcm.recipes.resolve import resolve
+from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise, shown_stage
 from tcm.report.records import read_run
 from tcm.weights import Model
 
@@ -66,6 +67,16 @@ def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
     assert "NaN" in str(observed.drawings[-1].problem)
     assert observed.drawings[0].problem is None
     assert observed.showpiece is None
+
+
+def test_the_result_is_the_last_model_that_is_not_a_baseline(fair_run: Path) -> None:
+    run = read_run(fair_run)
+    diffusion, consistency, continued, truncated = run.stages
+    baseline = replace(continued, spec=continued.spec.model_copy(update={"baseline": True}))
+    assert shown_stage(replace(run, stages=[consistency, truncated, continued])) == continued
+    assert shown_stage(replace(run, stages=[consistency, truncated, baseline])) == truncated
+    assert shown_stage(replace(run, stages=[baseline])) == baseline
+    assert resolve("demo").stages["continued"].baseline
 
 
 def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path, tmp_path: Path) -> None:

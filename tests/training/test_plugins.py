@@ -190,7 +190,7 @@ def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> Stage
         trainer,
         Batches(dataset, seed=recipe.seed, batch=stage.batch),
         card,
-        recipe.t_max,
+        True,
         folder,
         Checkpoints(folder / "state", stage.keep, ALONE),
         PrintedProgress(Console(file=output or StringIO(), width=500), "critics", stage.steps),

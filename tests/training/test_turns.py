@@ -34,6 +34,9 @@ from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
+from tcm.report.drawing import shown_stage
+from tcm.report.headline import measure_command
+from tcm.report.records import read_run
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
@@ -97,6 +100,25 @@ class TurnsStage(Stage):
         return Rows(gradient=2, plain=3)
 
 
+class LowStart(TurnsStage):
+    """The student maps noise of σ₀ = 2.5 to images; the fake learns at times up to 8, as in SiD."""
+
+    objective: Literal["test_turns:LowStart"] = "test_turns:LowStart"
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return setting.t_min, 8.0
+
+    def start(self, setting: Setting) -> float:
+        return 2.5
+
+
+class HighStart(LowStart):
+    """A start beyond T."""
+
+    def start(self, setting: Setting) -> float:
+        return 11.0
+
+
 class FakeAlone(TurnsStage):
     """The student never has its turn."""
 
@@ -137,13 +159,35 @@ def begin(folder: Path, straight: Path, recipe: Recipe) -> StageLoop:
         trainer,
         Batches(dataset, seed=recipe.seed, batch=stage.batch),
         card,
-        recipe.t_max,
+        True,
         folder,
         Checkpoints(folder / "state", stage.keep, ALONE),
         PrintedProgress(Console(file=StringIO()), "turns", stage.steps),
         MetricsFile(folder / "metrics.jsonl"),
         [],
     )
+
+
+def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
+    """From noise of σ₀ on: while it is trained, in its folder, and as the result that a report shows."""
+    recipe = recipe_with(LowStart, sample_every=5)
+    objective = recipe.stages["turns"].build(recipe)
+    assert objective.times.span == (recipe.t_min, 8.0)
+    train(recipe, tmp_path / "run")
+    assert (tmp_path / "run" / "1-turns" / "samples" / "step-0000005.png").is_file()
+    model = Model.load(tmp_path / "run" / "1-turns" / "model")
+    assert (model.card.t_max, model.sampler.describe(model.denoiser, 2, None)) == (2.5, "times 2.5, 1")
+    assert model.sample(2, steps=2).shape == (2, 1, 8, 8)
+    record = read_run(tmp_path / "run")
+    assert [stage.start for stage in record.stages] == [10.0, 2.5]
+    shown = shown_stage(record)
+    assert shown is not None
+    assert shown.name == "turns"
+    assert "--dfid 0.05,0.2,0.5,1,2,2.5" in measure_command(record, shown, None, None)
+    with pytest.raises(ValueError, match=r"second_time=3.0 must be at least 0.002, .* below 2.5, where its sampling"):
+        Recipe.model_validate(recipe.model_dump() | {"second_time": 3.0})
+    with pytest.raises(ValueError, match=r"turns starts sampling at 11, which must lie above 0.002, .* t_max=10"):
+        recipe_with(HighStart)
 
 
 def snapshot(fit: StageLoop) -> dict[str, Tensor]:

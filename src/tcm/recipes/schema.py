@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.curriculum import SMALLEST_R
-from tcm.method.sampling import Sampler
+from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
@@ -23,7 +23,7 @@ class DataSpec(Spec):
     """The images to learn from."""
 
     path: str = Field(
-        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order'
+        description='a file, folder or name of a data set ("digits" is bundled); prefix with `stream:` to read it sequentially'
     )
     flip: bool = Field(default=False, description="mirror half of the images")
     channels: Literal[1, 3] | None = Field(
@@ -155,6 +155,12 @@ def _build(recipe: Recipe, name: str, stage: Stage) -> None:
             f"{name} trains on times from {low:g} to {high:g}, which must lie between t_min={recipe.t_min:g} and "
             f"t_max={recipe.t_max:g}; change one of them"
         )
+    start = stage.start(recipe)
+    if start is not None and not low < start <= recipe.t_max:
+        raise TcmError(
+            f"{name} starts sampling at {start:g}, which must lie above {low:g}, where its range begins, and at most at "
+            f"t_max={recipe.t_max:g}; change one of them"
+        )
     try:
         times = stage.build(recipe).times
     except TcmError as error:
@@ -190,13 +196,16 @@ def _check_whole(recipe: Recipe) -> None:
 
 
 def _check_second_time(recipe: Recipe) -> None:
-    """The second of two sampling steps must lie where the last model is defined."""
-    low, name = max((stage.span(recipe)[0], name) for name, stage in recipe.stages.items())
-    if not low <= recipe.second_time < recipe.t_max:
-        raise TcmError(
-            f"second_time={recipe.second_time} must be at least {low:g}, where the range of {name} begins, and below "
-            f"t_max={recipe.t_max}; change one of them"
-        )
+    """The second of two sampling steps must lie where each model that takes it is defined."""
+    for name, stage in recipe.stages.items():
+        sampler, start, (low, _) = stage.sampler(recipe.second_time), stage.start(recipe), stage.span(recipe)
+        if start is None or not isinstance(sampler, ConsistencySampler):
+            continue
+        if not low <= sampler.second_time < start:
+            raise TcmError(
+                f"second_time={sampler.second_time} must be at least {low:g}, where the range of {name} begins, and "
+                f"below {start:g}, where its sampling begins; change one of them"
+            )
 
 
 def _check_turns(recipe: Recipe, name: str) -> None:
@@ -250,7 +259,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
             f"{role.key} model; {'' if fitting else f'put a stage that makes one before {name!r}, or '}"
             f"use one of: {', '.join(choices)}"
         )
-    low, high = stage.span(recipe)
+    low, high = stage.domain(recipe)
     if asked := role.missing(low, high):
         raise TcmError(
             f"{name}.{role.key}={role.source!r} is asked for {asked}, but the stage {source!r} is defined only "

@@ -59,7 +59,7 @@ class StageDrawings:
 
 @dataclass(frozen=True)
 class Showpiece:
-    """More pictures of the run's best model: the last truncated one, or else the last one that there is.
+    """More pictures of the run's result: the last model that generates and is not a baseline.
 
     `examples` has a row of images for each of some conditions, whose `captions` say what they are.
     """
@@ -105,8 +105,8 @@ def observe_run(record: RunRecord) -> ObservedRun:
 def shown_stage(record: RunRecord) -> StageRecord | None:
     """The stage whose model is the run's result so far."""
     finished = [stage for stage in record.stages if stage.status == "finished" and stage.generates]
-    best = [stage for stage in finished if stage.truncated] or finished
-    return best[-1] if best else None
+    results = [stage for stage in finished if not stage.spec.baseline] or finished
+    return results[-1] if results else None
 
 
 def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:

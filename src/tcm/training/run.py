@@ -147,8 +147,9 @@ class Run:
                         for tracker in self.options.trackers
                     ]
             progress = show(folder.name, stage.steps)
+            generates = stage.start(self.recipe) is not None
             finished = StageLoop(
-                trainer, plan.batches[name], card, self.recipe.t_max, folder, checkpoints, progress, metrics, trackers
+                trainer, plan.batches[name], card, generates, folder, checkpoints, progress, metrics, trackers
             ).run(stop)
             if finished:
                 self._save_model(trainer, card, folder / "model")

@@ -34,7 +34,7 @@ class StageLoop:
     trainer: Trainer
     batches: BatchSource
     card: ModelCard
-    t_max: float
+    generates: bool
     folder: Path
     checkpoints: Checkpoints
     progress: StageProgress
@@ -170,9 +170,9 @@ class StageLoop:
             tracker.log(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
 
     def _samples_at(self, step: int) -> bool:
-        """At each interval and at the end; a stage that ends below T has learnt nothing about pure noise."""
+        """At each interval and at the end, if the model generates."""
         stage = self.trainer.stage
-        if stage.sample_every == 0 or self.card.t_max < self.t_max:
+        if stage.sample_every == 0 or not self.generates:
             return False
         return step % stage.sample_every == 0 or step == stage.steps
 

@@ -109,7 +109,7 @@ def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:
 def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: ConditionKind | None) -> ModelCard:
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
-    t_min, t_max = stage.span(recipe)
+    t_min, t_max = stage.domain(recipe)
     fields = {
         "kind": stage.objective,
         "sampler": stage.sampler(recipe.second_time),

@@ -63,7 +63,7 @@ class Stage(Optimization):
         default="fp32",
         description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
     )
-    accept_noise: bool = Field(default=False, description="train even if rounding drowns the gradient or the pairs")
+    accept_noise: bool = Field(default=False, description="train even if rounding error swamps the gradient or the pair differences")
     compile: bool = Field(default=False, description="compile the network with torch.compile")
     dropout: Fraction | None = Field(default=None, description="dropout in this stage; unset: the network's")
     init: str = Field(
@@ -75,6 +75,9 @@ class Stage(Optimization):
     checkpoint_every: int = Field(default=1000, gt=0, description="steps between checkpoints")
     keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
     sample_every: int = Field(default=1000, ge=0, description="steps between sample grids; 0 for none")
+    baseline: bool = Field(
+        default=False, description="trained for comparison: a report does not show its model as the run's result"
+    )
 
     turns: ClassVar[tuple[Turn, ...]] = (Turn(),)
     """Whose weights move, in this order, within a step."""
@@ -92,8 +95,21 @@ class Stage(Optimization):
         """A few words for a report."""
 
     def span(self, setting: Setting) -> tuple[float, float]:
-        """The times [low, high] that the stage trains on, and on which its model is defined."""
+        """The times [low, high] that the stage trains on."""
         return setting.t_min, setting.t_max
+
+    def start(self, setting: Setting) -> float | None:
+        """Where sampling begins, and the model's range ends; None if the model does not generate.
+
+        By default a stage that ends below T has learnt nothing about pure noise, and does not generate.
+        """
+        _, high = self.span(setting)
+        return high if high == setting.t_max else None
+
+    def domain(self, setting: Setting) -> tuple[float, float]:
+        """The times [low, high] on which the stage's model is defined."""
+        (low, high), start = self.span(setting), self.start(setting)
+        return low, high if start is None else start
 
     def sampler(self, second_time: float) -> Sampler:
         """How the stage's model is sampled; `second_time` is the recipe's."""
