@@ -23,7 +23,7 @@ from tcm.data.loader import Batches
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.randomness import SampleStreams
 from tcm.foundation.signals import StopRequest
-from tcm.method.averaging import ConstantDecay
+from tcm.method.averaging import ConstantDecay, PowerDecay
 from tcm.method.conditions import Classes
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.objectives.base import draw
@@ -31,6 +31,7 @@ from tcm.method.preconditioning import c_out, column
 from tcm.method.sampling import HeunSampler
 from tcm.method.times import LogNormal, TimeDistribution
 from tcm.recipes.estimates import estimate
+from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
@@ -41,7 +42,7 @@ from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
-from tcm.training.stage_models import Sources, card_of, stage_models
+from tcm.training.stage_models import Sources, card_of, models_of_stage, needed_stages, stage_models
 from tcm.weights import Model
 
 
@@ -117,6 +118,13 @@ class HighStart(LowStart):
 
     def start(self, setting: Setting) -> float:
         return 11.0
+
+
+class Shadowed(TurnsStage):
+    """The follower is a power average of the student."""
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return super().roles(setting) | {"follower": Role(follows=("student", PowerDecay(6.94)))}
 
 
 class FakeAlone(TurnsStage):
@@ -286,6 +294,63 @@ def test_the_follower_is_the_average_of_the_student(straight: Path, tmp_path: Pa
     assert updates == 3
     torch.testing.assert_close(weights(fit, "follower"), expected, rtol=0, atol=1e-6)
     assert (weights(fit, "follower") - weights(fit, "student")).abs().max() > 1e-4
+
+
+def test_power_averages_count_a_roles_own_updates(straight: Path, tmp_path: Path) -> None:
+    """The student has its turn in every second step: its averages are those of three updates, not of five."""
+    decay = PowerDecay(6.94)
+
+    def student(fit: StageLoop) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.student.parameters()]).double()
+
+    fit = begin(tmp_path / "turns", straight, recipe_with(Shadowed, averages=[decay]))
+    expected = student(fit)
+    for step in range(5):
+        fit.trainer.step(step, fit.batches.at(step))
+        if step % 2 == 0:
+            expected = torch.lerp(student(fit), expected, decay.beta(step // 2 + 1))
+    names = [name for name, _ in fit.trainer.student.named_parameters()]
+    mean, follower = fit.trainer.learner.averages[0].state_dict(), fit.trainer.models["follower"].state_dict()
+    for found in (mean, follower):
+        together = torch.cat([found[name].flatten() for name in names]).double()
+        torch.testing.assert_close(together, expected, rtol=0, atol=1e-6)
+
+
+def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
+    """It is in the stage's folder, and a later stage can start from it."""
+    base = recipe_with()
+    again = base.stages["turns"].model_copy(update={"teacher": "turns.fake"})
+    recipe = Recipe.model_validate(
+        {key: getattr(base, key) for key in base.model_fields_set} | {"stages": base.stages | {"again": again}}
+    )
+    assert needed_stages(recipe, "again") == {"turns"}
+    train(recipe, tmp_path / "run")
+    fake = Model.load(tmp_path / "run" / "1-turns" / "roles" / "fake")
+    assert (fake.card.kind, fake.sampler, fake.card.provenance.stage) == ("diffusion", HeunSampler(), "turns")
+    fit = begin(tmp_path / "end", tmp_path / "run", base)
+    fit.checkpoints.load(tmp_path / "run" / "1-turns" / "state" / "step-5", fit.trainer.tensors())
+    expected = fit.trainer.learners["fake"].averages[0].state_dict()
+    found = fake.denoiser.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    folders = stage_folders(recipe, tmp_path / "run")
+    earlier: dict[str, Path] = {}
+    for name in ("diffusion", "turns"):
+        earlier |= models_of_stage(recipe, name, folders[name])
+    card = card_of(recipe, "again", (1, 8, 8), Classes(10))
+    models = stage_models(recipe, "again", card, Sources(earlier, None))
+    student = Model.load(tmp_path / "run" / "1-turns" / "model").denoiser.state_dict()
+    for role, source in (("student", student), ("fake", found), ("teacher", found)):
+        weights = models[role].denoiser.state_dict()
+        assert all(torch.equal(weights[name], source[name]) for name in source)
+
+    lost = again.model_copy(update={"teacher": "turns.critic"})
+    with pytest.raises(
+        ValueError, match=r"again.teacher='turns.critic' is not an earlier stage; use one of: .* turns.fake"
+    ):
+        Recipe.model_validate(
+            {key: getattr(base, key) for key in base.model_fields_set} | {"stages": base.stages | {"again": lost}}
+        )
 
 
 def test_metrics_average_over_the_turns_that_were_taken(straight: Path, tmp_path: Path) -> None:

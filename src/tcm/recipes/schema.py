@@ -23,7 +23,8 @@ class DataSpec(Spec):
     """The images to learn from."""
 
     path: str = Field(
-        description='a file, folder or name of a data set ("digits" is bundled); prefix with `stream:` to read it sequentially'
+        description='a file, folder or name of a data set ("digits" is bundled), or your own class, module:Class; '
+        "prefix with `stream:` to read it sequentially"
     )
     flip: bool = Field(default=False, description="mirror half of the images")
     channels: Literal[1, 3] | None = Field(
@@ -116,12 +117,19 @@ def stages_before(recipe: Recipe, name: str) -> list[str]:
     return list(takewhile(lambda other: other != name, recipe.stages))
 
 
+def trained_roles(recipe: Recipe, name: str) -> list[str]:
+    """The roles of a stage besides the student whose weights are trained: each of them leaves a model too."""
+    return [key for key, role in roles_of(recipe, name).items() if role.trained and key != "student"]
+
+
 def source_stage(recipe: Recipe, name: str, role: Role) -> str | None:
     """The earlier stage that a role's model comes from; None for scratch, --init and folders."""
     before = stages_before(recipe, name)
     if role.source == "previous":
         return before[-1] if before else None
-    return role.source if role.source in before else None
+    stage, dot, key = role.source.partition(".")
+    known = stage in before and (not dot or key in trained_roles(recipe, stage))
+    return stage if known else None
 
 
 def offset_of(recipe: Recipe, name: str) -> int:
@@ -158,7 +166,7 @@ def _build(recipe: Recipe, name: str, stage: Stage) -> None:
     start = stage.start(recipe)
     if start is not None and not low < start <= recipe.t_max:
         raise TcmError(
-            f"{name} starts sampling at {start:g}, which must lie above {low:g}, where its range begins, and at most at "
+            f"{name} starts sampling at {start:g}, which must lie above {low:g}, where its range begins, and not above "
             f"t_max={recipe.t_max:g}; change one of them"
         )
     try:
@@ -242,8 +250,11 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     wanted = role.sampler or Sampler
     fitting = [other for other in before if isinstance(recipe.stages[other].sampler(recipe.second_time), wanted)]
     previous = ["previous"] if not before or before[-1] in fitting else []
-    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
+    others = [f"{other}.{key}" for other in before for key in trained_roles(recipe, other)]
+    choices = [*fitting, *previous, *others, "init", *(["scratch"] if role.trained or role.follows else [])]
     source = source_stage(recipe, name, role)
+    if source is not None and role.source.startswith(f"{source}."):
+        return  # a trained role: its model's card is checked when the run begins
     if role.knows_null and source is not None and (remedy := recipe.stages[source].null_remedy(source)):
         raise TcmError(
             f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "

@@ -135,8 +135,7 @@ def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, cou
 
 
 def _is_distance(score: Score) -> bool:
-    named = score.metric == "FID" or score.metric.endswith("distance")
-    return score.t is None and (named or score.metric.startswith("Fréchet distance in "))
+    return score.t is None and score.kind == "fid"
 
 
 def _is_of(score: Score, stage: StageDrawings, described: str | None) -> bool:

@@ -23,14 +23,23 @@ from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.method.conditions import ConditionKind
 from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before
+from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
 from tcm.training.checkpoint import Checkpoints, disk_errors
+from tcm.training.learner import Learner
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
-from tcm.training.stage_models import Sources, card_of, check_run, needed_stages, stage_models
+from tcm.training.stage_models import (
+    ROLES,
+    Sources,
+    card_of,
+    check_run,
+    models_of_stage,
+    needed_stages,
+    stage_models,
+)
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -124,7 +133,9 @@ class Run:
 
     def _train_stage(self, name: str, plan: "_Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder = plan.folders[name]
-        earlier = {other: plan.models[other] for other in stages_before(self.recipe, name)}
+        earlier: dict[str, Path] = {}
+        for other in stages_before(self.recipe, name):
+            earlier |= models_of_stage(self.recipe, other, plan.folders[other])
         with self.processes.agreeing():
             models = stage_models(self.recipe, name, card, Sources(earlier, plan.init))
             if self.processes.first:
@@ -152,7 +163,9 @@ class Run:
                 trainer, plan.batches[name], card, generates, folder, checkpoints, progress, metrics, trackers
             ).run(stop)
             if finished:
-                self._save_model(trainer, card, folder / "model")
+                for key in trained_roles(self.recipe, name):
+                    self._save_model(trainer.learners[key], models[key].card, folder / ROLES / key)
+                self._save_model(trainer.learner, card, folder / "model")
         return finished
 
     def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
@@ -193,9 +206,9 @@ class Run:
             schedule_offset=offset_of(self.recipe, name),
         )
 
-    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
-        """Write the stage's first average as its model."""
-        weights = {name: _whole(tensor) for name, tensor in trainer.learner.averages[0].state_dict().items()}
+    def _save_model(self, learner: Learner, card: ModelCard, folder: Path) -> None:
+        """Write a role's first average as its model."""
+        weights = {name: _whole(tensor) for name, tensor in learner.averages[0].state_dict().items()}
         if self.processes.first:
             with torch.device("meta"):
                 model = Model.fresh(card)

@@ -63,7 +63,9 @@ class Stage(Optimization):
         default="fp32",
         description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
     )
-    accept_noise: bool = Field(default=False, description="train even if rounding error swamps the gradient or the pair differences")
+    accept_noise: bool = Field(
+        default=False, description="train even if rounding error swamps the gradient or the pair differences"
+    )
     compile: bool = Field(default=False, description="compile the network with torch.compile")
     dropout: Fraction | None = Field(default=None, description="dropout in this stage; unset: the network's")
     init: str = Field(
