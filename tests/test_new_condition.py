@@ -25,7 +25,7 @@ from tcm.evaluation.features import load_detector
 from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.references import reference_of
 from tcm.evaluation.scores import read_scores
-from tcm.evaluation.whole_run import Plan, measure_stage
+from tcm.evaluation.whole_run import MeasurementPlan, measure_stage
 from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.method.conditions import Condition
@@ -153,7 +153,7 @@ def test_it_is_measured(run: Path) -> None:
 
 def test_its_run_is_measured(run: Path) -> None:
     """The run's recipe names the class of the data, and that is enough."""
-    plan = Plan("digits", 80, times=(1.0,))
+    plan = MeasurementPlan("digits", 80, times=(1.0,))
     assert measure_stage(run, "truncated", plan, lambda message: None, StopRequest(patient=True))
     scores = read_scores(run / "scores.jsonl")
     assert {score.kind for score in scores} == {"fid"}

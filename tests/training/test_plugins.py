@@ -363,17 +363,17 @@ def test_a_roles_own_network_is_checked_before_anything_is_trained(tmp_path: Pat
 class JumpStage(CriticStage):
     """The student has one more layer than the model that it starts from; the critic is all that its source is."""
 
-    afresh: str = "network.jump"
+    reinitialize: str = "network.jump"
     source: str = "init"
 
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
-            "student": Role("init", self.init, trained=True, afresh=(self.afresh,)),
+            "student": Role("init", self.init, trained=True, reinitialize=(self.reinitialize,)),
             "critic": Role("source", self.source, trained=True, network="source", sampler=HeunSampler),
         }
 
 
-def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None:
+def test_weights_to_reinitialize_are_named_by_the_role(tmp_path: Path) -> None:
     dataset = open_dataset("digits")
     given = ModelCard(kind="diffusion", network=PlainConfig(), image_shape=dataset.shape, condition=Classes(10))
     source = Model.fresh(given)
@@ -390,7 +390,7 @@ def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None
     assert critic.keys() == expected.keys()
     assert all(torch.equal(critic[name], expected[name]) for name in expected)
 
-    recipe = recipe_with(JumpStage, **words, afresh="network.enter")
+    recipe = recipe_with(JumpStage, **words, reinitialize="network.enter")
     folders = stage_folders(recipe, tmp_path / "run")
     with pytest.raises(TcmError, match=r"critics.init=init lacks network.jump.weight, network.jump.bias"):
         check_run(recipe, {"critics": card}, folders, str(tmp_path / "source"))

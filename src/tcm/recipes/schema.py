@@ -273,7 +273,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     low, high = stage.domain(recipe)
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is asked for {asked}, but the stage {source!r} is defined only "
+            f"{name}.{role.key}={role.source!r} must cover {asked}, but the stage {source!r} is defined only "
             f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
 

@@ -68,7 +68,7 @@ class Learner:
         self.settled = processes.count < 3 or self.sharded
 
     @property
-    def before(self) -> str:
+    def prefix(self) -> str:
         """The prefix of its numbers and tensors: empty for the student."""
         return "" if self.role == "student" else f"{self.role}."
 
@@ -138,10 +138,10 @@ class Learner:
         """All tensors that a checkpoint needs, as views."""
         out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"{self.before}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
         for name, parameter in self.denoiser.named_parameters():
             state = self.optimizer.state[parameter]
-            out |= {f"{self.before}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+            out |= {f"{self.prefix}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
         return out
 
     def position(self) -> LearnerPosition:

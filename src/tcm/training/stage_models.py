@@ -162,9 +162,9 @@ def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: Mode
 
 
 def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, Tensor]:
-    """The weights with which a role's model starts: the source's, but for those that start afresh."""
+    """The weights with which a role's model starts: the source's, but for those to reinitialise."""
     own, given = target.denoiser.state_dict(), source.denoiser.state_dict()
-    free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.afresh))}
+    free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.reinitialize))}
     fitting = {tensor for tensor in free & own.keys() & given.keys() if own[tensor].shape == given[tensor].shape}
     weights = {tensor: given[tensor] for tensor in given if tensor not in free - fitting}
     weights |= {tensor: own[tensor] for tensor in own if tensor in free - fitting}
@@ -180,7 +180,7 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
             f"{what} is a {given.sampler.model} model, but this stage needs a {role.sampler.model} model there; "
             f"name another"
         )
-    found, needed = (_traits(card, network=not role.afresh) for card in (given, wanted))
+    found, needed = (_traits(card, network=not role.reinitialize) for card in (given, wanted))
     for field in needed:
         if found.get(field) != needed[field]:
             raise TcmError(
@@ -189,7 +189,7 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
     low, high = given.t_min, given.t_max
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{what} is asked for {asked}, but it is defined only from {low:g} to {high:g}; change one of the two "
+            f"{what} must cover {asked}, but it is defined only from {low:g} to {high:g}; change one of the two "
             "ranges or "
             f"name another model"
         )

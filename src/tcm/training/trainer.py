@@ -107,8 +107,8 @@ class Trainer:
                 if followed == learner.role:
                     follow(self.models[role], learner.denoiser, decay.beta(learner.iteration(step)))
         found = dict(zip(names, numbers, strict=False)) | {"gradient_norm": gradient_norm}
-        found = {f"{learner.before}{name}": number for name, number in found.items()}
-        if learner.before and reason:
+        found = {f"{learner.prefix}{name}": number for name, number in found.items()}
+        if learner.prefix and reason:
             reason = f"{learner.role}: {reason}"
         return StepRecord(found, bins, verdict, reason, stops > 0)
 

@@ -63,7 +63,7 @@ class Stage(Optimization):
         default="fp32",
         description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
     )
-    accept_noise: bool = Field(
+    accept_rounding: bool = Field(
         default=False, description="train even if rounding error swamps the gradient or the pair differences"
     )
     compile: bool = Field(default=False, description="compile the network with torch.compile")

@@ -43,12 +43,13 @@ class Role:
     highest: float | None = None
     """The times that the stage asks the model for."""
     knows_null: str | None = None
-    """If it must know the null condition, the stage's setting that does without, such as "guidance=1.0"."""
+    """Set if the source must know the null condition; names the setting that removes this requirement:
+    "guidance=1.0"."""
     network: NetworkConfig | Literal["student", "source"] = "student"
     """Its network: the student's, the source's, or its own."""
-    afresh: tuple[str, ...] = ()
-    """Prefixes of the names of tensors that may differ from the source's or be absent there: they start from scratch.
-    With any, the networks need not be the same. The uncertainty head may always differ.
+    reinitialize: tuple[str, ...] = ()
+    """Prefixes of tensors to initialise from scratch instead of copying. With any, the networks need not be the same;
+    the uncertainty head may always differ.
     """
     precision: Literal["fp32", "bf16"] = "fp32"
     rows: Rows = Rows(gradient=0)
