@@ -30,6 +30,8 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.method.conditions import Condition
 from tcm.networks.cost import network_cost
+from tcm.recipes.estimates import estimate
+from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
@@ -40,7 +42,14 @@ KIND = VectorKind(2)
 
 
 def make_recipe() -> Recipe:
-    words = ["classes=none", "diffusion.label_dropout=0.2", "truncated.accumulation=2", "diffusion.sample_every=0"]
+    condition = "condition={kind='vector_condition:VectorKind', width=2}"
+    words = [
+        "classes=none",
+        condition,
+        "diffusion.label_dropout=0.2",
+        "truncated.accumulation=2",
+        "diffusion.sample_every=0",
+    ]
     guided = ["consistency.guidance=1.5", "consistency.teacher=diffusion"]
     network = VectorConfig(kind="vector_condition:VectorConfig")
     data = "data.path=vector_condition:HalvesData"
@@ -97,6 +106,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vectors") / "run"
     train(make_recipe(), folder)
     return folder
+
+
+def test_a_recipe_says_what_the_data_must_have(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    assert recipe.condition == KIND
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    assert resolve(str(tmp_path / "recipe.toml")) == recipe
+    cost = estimate(recipe, recipe.stages["diffusion"])
+    assert cost.parameters == 10 + 64 * 3
+    other = recipe.model_copy(update={"condition": VectorKind(3)})
+    with pytest.raises(TcmError, match="HalvesData has vectors of 2 numbers, but condition is vectors of 3 numbers"):
+        train(other, tmp_path / "run")
+    with pytest.raises(TcmError, match="classes=10 and condition=vectors of 2 numbers cannot both be given; give one"):
+        resolve(str(tmp_path / "recipe.toml"), ["classes=10"])
+    with pytest.raises(TcmError, match=r"condition.widht is not a known key; did you mean 'width'\?"):
+        resolve("digits", ["classes=none", "condition={kind='vector_condition:VectorKind', widht=2}"])
 
 
 def test_its_kind_is_in_the_card(run: Path) -> None:

@@ -185,6 +185,6 @@ def _shape_and_condition(recipe: Recipe) -> Shape:
     if recipe.conditional and condition is None:
         raise TcmError(
             f"{recipe.name}: classes is not set, so costs cannot be computed without the data; "
-            f"add it, such as classes = 10"
+            f"add it, such as classes = 10, or a condition"
         )
     return recipe.image_shape, condition

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from tcm.foundation.errors import TcmError
@@ -15,6 +16,7 @@ from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
 from tcm.recipes.stages.optimization import Count, Positive
+from tcm.weights.model import AnyCondition
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -65,6 +67,11 @@ class Recipe(Setting):
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: as the data has"
     )
+    condition: AnyCondition | None = Field(
+        default=None,
+        description="what the data must be annotated with, if not with classes: a table with its kind, such as "
+        "module:Class, and fields; unset: as the data is",
+    )
     adapts: bool = Field(
         default=False,
         description="whether image_shape, classes and sigma_data become those of the data that a run is given",
@@ -103,7 +110,7 @@ def network_of(recipe: Recipe, stage: Stage, role: Role | None = None) -> Networ
 
 def condition_of(recipe: Recipe) -> ConditionKind | None:
     """What images of the data must come with; None leaves it to the data."""
-    return None if recipe.classes is None else Classes(recipe.classes)
+    return recipe.condition if recipe.classes is None else Classes(recipe.classes)
 
 
 def roles_of(recipe: Recipe, name: str) -> dict[str, Role]:
@@ -173,14 +180,14 @@ def _build(recipe: Recipe, name: str, stage: Stage) -> None:
         times = stage.build(recipe).times
     except TcmError as error:
         raise TcmError(f"{name}: {error}") from error
-    for key, value in (("low", times.low), ("high", times.high)):
-        if value is not None and not low <= value <= high:
+    for key, value in zip(("low", "high"), times.span, strict=True):
+        if not low <= value <= high:
             raise TcmError(
                 f"{name}.times.{key}={value} lies outside the stage's range from {low:g} to {high:g}; set it to 'none' "
                 f"to use the whole range"
             )
     try:
-        times.check()
+        times.quantile(torch.zeros(1))
     except TcmError as error:
         raise TcmError(f"{name}.times: {error}") from error
 
@@ -197,6 +204,8 @@ def _check_whole(recipe: Recipe) -> None:
                 f"{name!r} is not allowed as the name of a stage; use another one of lower-case letters, digits, - "
                 "and _"
             )
+    if recipe.classes is not None and recipe.condition is not None:
+        raise TcmError(f"classes={recipe.classes} and condition={recipe.condition} cannot both be given; give one")
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):

@@ -137,7 +137,7 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _Watched(Distance):
     """A distance that also keeps the differences it is given, in `seen`."""
 
     distance: Distance

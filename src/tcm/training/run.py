@@ -20,7 +20,7 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.method.conditions import ConditionKind
+from tcm.method.conditions import Classes, ConditionKind
 from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
@@ -123,7 +123,9 @@ class Run:
             self._check_processes()
             _check_recipe(self.recipe, self.folder)
             init = _noted_init(self.options.init, self.folder)
-            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
+            said = condition_of(self.recipe)
+            classes = said.count if isinstance(said, Classes) else None
+            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=classes)
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
@@ -326,7 +328,8 @@ def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
         )
     if expected is not None and found != expected:
         has = "no labels" if found is None else found
-        raise TcmError(f"data.path={recipe.data.path} has {has}, but classes={recipe.classes}; correct one of them")
+        said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
+        raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
     return found if recipe.conditional else None
 
 

@@ -6,13 +6,14 @@ A stage owns its consequences: nothing outside its file asks which kind it is.
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.plugins import reader_of
 from tcm.method.averaging import PowerDecay
 from tcm.method.objectives import Objective
 from tcm.method.sampling import ConsistencySampler, Sampler
-from tcm.method.times import LogNormal, LogStudentT
+from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import AnyNetwork
 from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec
 from tcm.recipes.stages.roles import Role, Rows, Turn
@@ -29,7 +30,10 @@ def _offset(value: object) -> object:
 
 Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-Times = Annotated[LogNormal | LogStudentT, Field(discriminator="kind")]
+
+TIMES: dict[str, type[TimeDistribution]] = {"lognormal": LogNormal, "logstudentt": LogStudentT}
+Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.times"))]
+"""A distribution of times, read by its `kind`: ours, an entry point of `tcm.times`, or `module:Class`."""
 
 
 class Setting(Spec):
