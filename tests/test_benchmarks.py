@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Row, Settings, interleave, number, peak_bytes, ratio, save, share
-from benchmarks.noise import EmulatedTF32, round_to_tf32
+from benchmarks.rounding import EmulatedTF32, round_to_tf32
 
 pytestmark = pytest.mark.long
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import torch
 from inprocess import ALONE, train
 from launching import tiny_recipe
 from typer.testing import CliRunner
-from vector_condition import Halves, VectorConfig, VectorKind, Vectors
+from vector_condition import HalvesData, VectorConfig, VectorKind, Vectors
 
 from tcm.cli.main import app
-from tcm.data import ArrayDataset, Batches, open_dataset
+from tcm.data import ArrayDataset, Batches, open_dataset, to_uint8
 from tcm.data.images import in_memory
 from tcm.data.opening import with_channels
 from tcm.data.prepare import Crop, Form, Preparation
@@ -23,8 +24,14 @@ from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.references import reference_of
+from tcm.evaluation.scores import read_scores
+from tcm.evaluation.whole_run import MeasurementPlan, measure_stage
 from tcm.foundation.errors import TcmError
+from tcm.foundation.signals import StopRequest
+from tcm.method.conditions import Condition
 from tcm.networks.cost import network_cost
+from tcm.recipes.estimates import estimate
+from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe, roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
@@ -34,18 +41,19 @@ from tcm.weights import Model, ModelCard, inspect
 KIND = VectorKind(2)
 
 
-def make_dataset(count: int = 80) -> ArrayDataset:
-    """Images of 8 × 8 whose halves are as bright as their vector says, to 8 bits."""
-    levels = np.random.default_rng(0).integers(0, 256, (count, 2), np.uint8)
-    images = np.repeat(levels, 4, axis=1)[:, None, None, :].repeat(8, axis=2)
-    return ArrayDataset(images, Halves((levels / 127.5 - 1).astype(np.float32)))
-
-
 def make_recipe() -> Recipe:
-    words = ["classes=none", "diffusion.label_dropout=0.2", "truncated.accumulation=2", "diffusion.sample_every=0"]
+    condition = "condition={kind='vector_condition:VectorKind', width=2}"
+    words = [
+        "classes=none",
+        condition,
+        "diffusion.label_dropout=0.2",
+        "truncated.accumulation=2",
+        "diffusion.sample_every=0",
+    ]
     guided = ["consistency.guidance=1.5", "consistency.teacher=diffusion"]
     network = VectorConfig(kind="vector_condition:VectorConfig")
-    return tiny_recipe(4, *words, *guided).model_copy(update={"network": network})
+    data = "data.path=vector_condition:HalvesData"
+    return tiny_recipe(4, *words, *guided, data).model_copy(update={"network": network})
 
 
 def belong_together(images: torch.Tensor, condition: object) -> bool:
@@ -56,7 +64,7 @@ def belong_together(images: torch.Tensor, condition: object) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_stays_with_its_images_in_any_process(workers: int) -> None:
-    dataset = make_dataset()
+    dataset = HalvesData()
     dataset.in_memory = False  # so that workers read it
     for loaded in islice(Batches(dataset, seed=0, batch=12, rank=1, world=2, workers=workers).starting_at(5), 3):
         assert loaded.images.shape == (6, 1, 8, 8)
@@ -64,14 +72,14 @@ def test_it_stays_with_its_images_in_any_process(workers: int) -> None:
 
 
 def test_it_comes_along_with_a_data_set() -> None:
-    dataset = make_dataset()
+    dataset = HalvesData()
     assert dataset.condition_kind == KIND
     colour = with_channels(dataset, 3)
     for copy in (pickle.loads(pickle.dumps(dataset)), in_memory(dataset), colour):
         images, condition = copy.read(np.array([7, 3]))
         assert belong_together(torch.from_numpy(images), condition)
     other = ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(80)[::-1]))
-    assert len({made.content_hash() for made in (dataset, other, make_dataset())}) == 2
+    assert len({made.content_hash() for made in (dataset, other, HalvesData())}) == 2
     with pytest.raises(TcmError, match="79 labels for 80 images"):
         ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(79)))
     with pytest.raises(TcmError, match="vectors of 2 numbers, but only class labels can be written"):
@@ -79,7 +87,7 @@ def test_it_comes_along_with_a_data_set() -> None:
 
 
 def test_it_stays_with_its_images_in_micro_batches() -> None:
-    recipe, dataset = make_recipe(), make_dataset()
+    recipe, dataset = make_recipe(), HalvesData()
     stage = recipe.stages["diffusion"]
     card = card_of(recipe, "diffusion", dataset.shape, dataset.condition_kind)
     roles = {"student": roles_of(recipe, "diffusion")["student"]}
@@ -94,13 +102,26 @@ def test_it_stays_with_its_images_in_micro_batches() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All stages, with dropped conditions and guidance; only the opening of the data is exchanged, as no file holds
-    vectors."""
+    """All stages, with dropped conditions and guidance."""
     folder = tmp_path_factory.mktemp("vectors") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcm.training.run.open_data", lambda *words, **options: make_dataset())
-        train(make_recipe(), folder)
+    train(make_recipe(), folder)
     return folder
+
+
+def test_a_recipe_says_what_the_data_must_have(tmp_path: Path) -> None:
+    recipe = make_recipe()
+    assert recipe.condition == KIND
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe))
+    assert resolve(str(tmp_path / "recipe.toml")) == recipe
+    cost = estimate(recipe, recipe.stages["diffusion"])
+    assert cost.parameters == 10 + 64 * 3
+    other = recipe.model_copy(update={"condition": VectorKind(3)})
+    with pytest.raises(TcmError, match="HalvesData has vectors of 2 numbers, but condition is vectors of 3 numbers"):
+        train(other, tmp_path / "run")
+    with pytest.raises(TcmError, match="classes=10 and condition=vectors of 2 numbers cannot both be given; give one"):
+        resolve(str(tmp_path / "recipe.toml"), ["classes=10"])
+    with pytest.raises(TcmError, match=r"condition.widht is not a known key; did you mean 'width'\?"):
+        resolve("digits", ["classes=none", "condition={kind='vector_condition:VectorKind', widht=2}"])
 
 
 def test_its_kind_is_in_the_card(run: Path) -> None:
@@ -128,19 +149,40 @@ def test_samples_follow_what_a_user_chose(run: Path) -> None:
 
 
 def test_it_is_measured(run: Path) -> None:
-    model, dataset = Model.load(run / "2-truncated" / "model"), make_dataset()
+    model, dataset = Model.load(run / "2-truncated" / "model"), HalvesData()
     reference = reference_of(dataset, "halves", load_detector("digits"))
     scores = evaluate_model(model, "m", range(80), Sampling(steps=1), reference)
     scores += denoising_distances(
         model_denoise(model), dataset, [1.0], reference, model_subject(model, "m", None, 0), 80
     )
     assert all(np.isfinite(score.value) for score in scores)
+
+    def from_the_data(seeds: Sequence[int]) -> Condition:
+        return dataset.annotations.condition(np.array(seeds) % dataset.count)
+
+    given = evaluate_model(model, "m", range(80), Sampling(steps=1), reference, condition=from_the_data)
+    expected = to_uint8(model.sample(seeds=range(80), condition=from_the_data(range(80))))
+    found = torch.cat(list(generate(model, range(80), Sampling(steps=1), 32, from_the_data)))
+    assert int((found.int() - expected.int()).abs().max()) <= 1
+    assert given[0].value != scores[0].value
+    assert given[0].sampling == "times 10, fp32, given conditions"
+    with pytest.raises(TcmError, match="labels=1,1 and a condition cannot both be given"):
+        next(generate(model, range(2), Sampling(choice="1,1"), 2, from_the_data))
     with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, but the data has labels that do not fit"):
         denoising_distances(
             model_denoise(model), open_dataset("digits"), [1.0], reference, model_subject(model, "m", None, 0), 80
         )
     cost = network_cost(model.card.network, model.card.image_shape, model.card.condition)
     assert cost.parameters == 10 + 64 * 3
+
+
+def test_its_run_is_measured(run: Path) -> None:
+    """The run's recipe names the class of the data, and that is enough."""
+    plan = MeasurementPlan("digits", 80, times=(1.0,))
+    assert measure_stage(run, "truncated", plan, lambda message: None, StopRequest(patient=True))
+    scores = read_scores(run / "scores.jsonl")
+    assert {score.kind for score in scores} == {"fid"}
+    assert [score.t for score in scores] == [None, None, 1.0]
 
 
 def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +193,5 @@ def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Each condition" in page
     for caption in ("-1.00; -1.00", "-0.33; -0.33", "1.00; 1.00"):
         assert caption in page
+    assert "cannot be opened" not in page
+    assert "nearest by pixels" in page

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcm.data import Annotations
+from tcm.data import Annotations, ArrayDataset
 from tcm.data.dataset import Indices
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
@@ -88,6 +88,15 @@ class Halves(Annotations):
 
     def content(self) -> bytes:
         return self.values.astype("<f4").tobytes()
+
+
+class HalvesData(ArrayDataset):
+    """Images of 8 × 8 whose halves are as bright as their vector says, to 8 bits."""
+
+    def __init__(self) -> None:
+        levels = np.random.default_rng(0).integers(0, 256, (80, 2), np.uint8)
+        images = np.repeat(levels, 4, axis=1)[:, None, None, :].repeat(8, axis=2)
+        super().__init__(images, Halves((levels / 127.5 - 1).astype(np.float32)))
 
 
 class VectorConfig(NetworkConfig):

@@ -12,6 +12,7 @@ from tcm.evaluation.scores import Score, append_scores, compare, differing_condi
 from tcm.foundation.errors import TcmError
 
 SCORE = Score(
+    kind="fid",
     metric="FID",
     t=None,
     value=2.46,
@@ -42,6 +43,32 @@ def test_scores_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) == 2
     assert read_scores(file)[0] == SCORE
     assert read_scores(file)[1].note == "FID∞"
+
+
+def test_scores_without_a_kind_are_still_read(tmp_path: Path) -> None:
+    """As files had them before; they are comparable with new ones."""
+    kinds = {
+        "FID": "fid",
+        "digits distance": "fid",
+        "denoised digits distance": "fid",
+        "Fréchet distance in mine": "fid",
+        "FID∞": "fid-infinity",
+        "KID": "kid",
+        "kernel distance in digits": "kid",
+        "Inception score": "is",
+        "class score in digits": "is",
+        "precision": "precision",
+        "recall": "recall",
+    }
+    file = tmp_path / "scores.jsonl"
+    for metric in kinds:
+        fields = dataclasses.asdict(dataclasses.replace(SCORE, metric=metric))
+        del fields["kind"]
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(fields) + "\n")
+    found = read_scores(file)
+    assert {score.metric: score.kind for score in found} == kinds
+    assert differing_conditions(found[0], SCORE) == []
 
 
 def test_scores_with_equal_conditions_are_compared() -> None:

@@ -202,10 +202,11 @@ def test_a_truncated_step_evaluates_b_rows_with_gradient_and_b_without(count, rh
     batch = Batch.whole(torch.zeros(count, *SHAPE))
     losses = objective.loss(models, batch, 0, SampleStreams(range(seed, seed + count)))
     assert student.rows(with_gradient=True) == count
-    assert student.rows(with_gradient=False) + frozen.rows(with_gradient=False) == count
     assert frozen.rows(with_gradient=True) == 0
     early = (losses.t - objective.pairs.curriculum.delta(losses.t, 0)) < t_prime
     assert frozen.rows(with_gradient=False) == int(early.sum()) >= N_B
+    # A student without rows is called for one all the same.
+    assert student.rows(with_gradient=False) == max(1, count - int(early.sum()))
     assert int((losses.t == t_prime).sum()) == N_B == int(objective.is_boundary(batch).sum())
 
 
@@ -459,6 +460,26 @@ def test_a_truncated_step_needs_the_frozen_model() -> None:
     f = Exact(gaussian_consistency(S), SHAPE)
     with pytest.raises(TcmError, match=r"t_prime=1 needs models\['frozen'\]"):
         STAGE_2.loss({"student": f}, Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
+
+
+@pytest.mark.parametrize("low", [0.5, 2.0])
+def test_a_network_is_never_called_for_no_sample(low: float) -> None:
+    """All samples on one side of t': the other network takes part with one row, which changes nothing."""
+    x, t = torch.ones(3, *SHAPE), torch.full((3,), low, dtype=torch.float64)
+    calls: list[int] = []
+
+    def exact(value: float) -> Exact:
+        def f(x: Tensor, t: Tensor, labels: Tensor | None) -> Tensor:
+            calls.append(len(x))
+            return value + 0 * x
+
+        return Exact(f, SHAPE)
+
+    condition, masks = Labels(torch.tensor([0, 1, 2])), [torch.ones(3, 4, dtype=torch.bool)]
+    models = {"student": exact(1.0), "frozen": exact(2.0)}
+    out = f_trunc(models, x, t, Draw(t, x, masks, condition), t_prime=1.0)
+    assert sorted(calls) == [1, 3]
+    assert (out == (2.0 if low < 1 else 1.0)).all()
 
 
 def test_truncated_function_is_the_frozen_one_strictly_below_the_dividing_time() -> None:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config, Labels, SampleStreams
 from tcm.foundation.errors import TcmError
-from tcm.method.sampling import check_times, consistency_steps, consistency_times, heun_steps, last
+from tcm.method.sampling import (
+    ConsistencySampler,
+    HeunSampler,
+    check_times,
+    consistency_steps,
+    consistency_times,
+    heun_steps,
+    last,
+)
 from tcm.method.solvers import euler, guided, heun, karras_times
 
 S = 0.5
@@ -87,6 +95,16 @@ def test_count_of_heuns_evaluations(steps: int) -> None:
     D = Counting(gaussian_denoiser(S), SHAPE)
     last(heun_steps(D, steps, SampleStreams([0])))
     assert D.evaluations == 2 * steps - 1
+
+
+def test_sampling_from_a_given_noise() -> None:
+    """The streams' own first noise gives their own samples; another noise gives others, Heun's not from the streams."""
+    f = Exact(gaussian_denoiser(S), SHAPE)
+    own, other = (SampleStreams(seeds).normal(SHAPE) for seeds in ([0, 1], [2, 3]))
+    for sampler in (HeunSampler(), ConsistencySampler()):
+        expected = last(sampler.run(f, SampleStreams([0, 1]), steps=1))
+        assert torch.equal(last(sampler.run(f, SampleStreams([8, 9]), steps=1, first=own)), expected)
+        assert not torch.equal(last(sampler.run(f, SampleStreams([0, 1]), steps=1, first=other)), expected)
 
 
 def test_guidance_doubles_the_evaluations_and_moves_towards_the_class() -> None:

@@ -103,11 +103,11 @@ WRONG_OVERRIDES = {
     ),
     "imagenet64-xl truncated.t_prime=2.0": (
         "imagenet64-xl: second_time=1.526 must be at least 2, where the range of truncated begins, and below "
-        "t_max=80.0; change one of them"
+        "80, where its sampling begins; change one of them"
     ),
     "digits second_time=0.821": (
-        "digits: second_time=0.821 must be at least 1, where the range of truncated begins, and below t_max=80.0; "
-        "change one of them"
+        "digits: second_time=0.821 must be at least 1, where the range of truncated begins, and below 80, where its "
+        "sampling begins; change one of them"
     ),
     "digits t_min=90": "digits: t_min=90.0 must lie below t_max=80.0",
     "digits consistency.t_high=90": (
@@ -115,7 +115,7 @@ WRONG_OVERRIDES = {
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.t_high=0.5": (
-        "digits: truncated.frozen='previous' is asked for times from 0.6848 to 1, but the stage 'consistency' is "
+        "digits: truncated.frozen='previous' must cover times from 0.6848 to 1, but the stage 'consistency' is "
         "defined only from 0.002 to 0.5; change one of the two ranges or name another model"
     ),
     "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 is below t_prime=1; use low=1"),
@@ -269,7 +269,7 @@ WRONG_FILES = {
     ),
     "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
     "curriculum = { limit = 0.9 }\nt_prime = 1.2": (
-        "again.frozen='previous' is asked for times from 0.8578 to 1.2, but the stage 'truncated' is defined only from "
+        "again.frozen='previous' must cover times from 0.8578 to 1.2, but the stage 'truncated' is defined only from "
         "1 to 80; change one of the two ranges or name another model"
     ),
     "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",

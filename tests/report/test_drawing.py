@@ -8,8 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tcm.data import to_uint8
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Classes
-from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise
+from tcm.method.sampling import ConsistencySampler
+from tcm.recipes.resolve import resolve
+from tcm.report.drawing import COLUMNS, PATHS, STRIPS, interpolate, observe_run, path_from_noise, shown_stage
 from tcm.report.records import read_run
 from tcm.weights import Model
 
@@ -39,6 +42,26 @@ def test_interpolations_begin_and_end_at_samples(fair_run: Path) -> None:
     assert not torch.equal(first, last)
 
 
+def test_interpolations_are_the_samplers_own(fair_run: Path) -> None:
+    """Two steps where the sampler takes two, the second noise the same along a strip."""
+    model = _model(fair_run)
+
+    class TwoSteps(ConsistencySampler):
+        usual_steps = (2,)
+
+    two = replace(model, card=model.card.model_copy(update={"sampler": TwoSteps(second_time=2.0)}))
+    strips, streams = interpolate(two), SampleStreams(range(0, 2 * STRIPS, 2))
+    classes = Classes(10).spread(STRIPS)
+    first = to_uint8(model.sample(seeds=range(0, 2 * STRIPS, 2), condition=classes, times=(80.0, 2.0)))
+    assert int((strips[:, 0].int() - first.int()).abs().max()) <= 1
+    streams.normal((1, 8, 8))
+    second, noise = streams.normal((1, 8, 8)), SampleStreams(range(1, 2 * STRIPS, 2)).normal((1, 8, 8))
+    with torch.no_grad():
+        x = model.denoiser(80 * noise, torch.full((STRIPS,), 80.0), classes)
+        x = model.denoiser(x + 2 * second, torch.full((STRIPS,), 2.0), classes)
+    assert int((strips[:, -1].int() - to_uint8(x).int()).abs().max()) <= 1
+
+
 def test_every_stage_is_drawn_from_the_same_seeds(fair_run: Path) -> None:
     observed = observe_run(read_run(fair_run))
     assert [(one.stage.name, drawn.way) for one in observed.drawings for drawn in one.drawn] == [
@@ -66,6 +89,16 @@ def test_a_diverged_model_says_so(fair_run: Path, tmp_path: Path) -> None:
     assert "NaN" in str(observed.drawings[-1].problem)
     assert observed.drawings[0].problem is None
     assert observed.showpiece is None
+
+
+def test_the_result_is_the_last_model_that_is_not_a_baseline(fair_run: Path) -> None:
+    run = read_run(fair_run)
+    _, consistency, continued, truncated = run.stages
+    baseline = replace(continued, spec=continued.spec.model_copy(update={"baseline": True}))
+    assert shown_stage(replace(run, stages=[consistency, truncated, continued])) == continued
+    assert shown_stage(replace(run, stages=[consistency, truncated, baseline])) == truncated
+    assert shown_stage(replace(run, stages=[baseline])) == baseline
+    assert resolve("demo").stages["continued"].baseline
 
 
 def test_a_stage_that_ends_below_pure_noise_is_not_sampled(fair_run: Path, tmp_path: Path) -> None:

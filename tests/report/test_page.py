@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.evaluation.scores import read_scores
-from tcm.training.noise import Noise
+from tcm.training.rounding import Noise
 
 ALL = [
     "Results",

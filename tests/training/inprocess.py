@@ -56,7 +56,7 @@ def begin(
     progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
-    return StageLoop(trainer, batches, card, recipe.t_max, folder, checkpoints, progress, metrics, []), StopRequest(
+    return StageLoop(trainer, batches, card, True, folder, checkpoints, progress, metrics, []), StopRequest(
         patient=True
     )
 

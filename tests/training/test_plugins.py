@@ -29,7 +29,8 @@ from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.method.sampling import HeunSampler, Sampler, SamplingStep, consistency_steps
 from tcm.method.times import TimeDistribution
 from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
-from tcm.recipes.estimates import estimate
+from tcm.networks.cost import network_cost
+from tcm.recipes.estimates import estimate, scaling
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve
 from tcm.recipes.schema import Recipe
@@ -114,8 +115,9 @@ class ThirdsSampler(Sampler):
         *,
         steps: int | None = None,
         times: Sequence[float] | None = None,
+        first: Tensor | None = None,
     ) -> Iterator[SamplingStep]:
-        return consistency_steps(f, [f.t_max / self.share**i for i in range(steps or 3)], streams, condition)
+        return consistency_steps(f, [f.t_max / self.share**i for i in range(steps or 3)], streams, condition, first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         return f"{steps or 3} times, each a {self.share:g}th of the one before"
@@ -160,12 +162,12 @@ class CriticStage(Stage):
 
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
-            "critic": Role(trained=True, network=CRITIC, optimization=self.critic),
+            "critic": Role(trained=True, network=CRITIC, optimization=self.critic, rows=Rows(gradient=1)),
             "shadow": Role(follows=("critic", ConstantDecay(0.5))),
         }
 
     def rows(self) -> Rows:
-        return Rows(gradient=0.5 + 0.3, plain=0.5)
+        return Rows(gradient=0.5, plain=0.5)
 
     def card_fields(self, setting: Setting) -> dict[str, object]:
         return {"extra": {"critic_channels": CRITIC.channels}}
@@ -190,7 +192,7 @@ def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> Stage
         trainer,
         Batches(dataset, seed=recipe.seed, batch=stage.batch),
         card,
-        recipe.t_max,
+        True,
         folder,
         Checkpoints(folder / "state", stage.keep, ALONE),
         PrintedProgress(Console(file=output or StringIO(), width=500), "critics", stage.steps),
@@ -252,7 +254,31 @@ def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
     student, critic = 4 * sizes["student"], 4 * sizes["critic"]
     assert (cost.memory.weights, cost.memory.averages) == (student + critic, student + 2 * critic)
     assert cost.memory.helpers == critic
-    assert cost.step_flops == int((3 * 0.8 + 0.5) * cost.forward_flops * 8)
+    shape = ((1, 8, 8), Classes(10))
+    one, other = network_cost(PlainConfig(), *shape), network_cost(CRITIC, *shape)
+    assert cost.step_flops == int((3 * 0.5 + 0.5) * one.forward_flops + 3 * other.forward_flops) * 8
+    assert cost.memory.activations == 8 * (one.saved_per_image + other.saved_per_image)
+    shared = scaling(recipe, recipe.stages["critics"], 2)
+    assert shared.replicated_bytes == student + critic
+    assert shared.sharded_bytes == ((2 * 0.5 + 0.5) * student + 2 * critic + student + critic) / 2
+
+
+class TwiceStage(CriticStage):
+    """Two passes with gradient in a step."""
+
+    def rows(self) -> Rows:
+        return Rows(gradient=2)
+
+
+def test_all_passes_with_gradient_keep_their_activations() -> None:
+    recipes = [
+        recipe_with(kind).model_copy(update={"image_shape": (1, 8, 8), "classes": 10})
+        for kind in (CriticStage, TwiceStage)
+    ]
+    one, two = (estimate(recipe, recipe.stages["critics"]) for recipe in recipes)
+    kept = network_cost(PlainConfig(), (1, 8, 8), Classes(10)).saved_per_image
+    assert two.activations_per_image - one.activations_per_image == kept
+    assert two.memory.activations - one.memory.activations == 8 * kept
 
 
 def test_the_progress_line_shows_what_the_objective_reports(tmp_path: Path) -> None:
@@ -337,17 +363,17 @@ def test_a_roles_own_network_is_checked_before_anything_is_trained(tmp_path: Pat
 class JumpStage(CriticStage):
     """The student has one more layer than the model that it starts from; the critic is all that its source is."""
 
-    afresh: str = "network.jump"
+    reinitialize: str = "network.jump"
     source: str = "init"
 
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
-            "student": Role("init", self.init, trained=True, afresh=(self.afresh,)),
+            "student": Role("init", self.init, trained=True, reinitialize=(self.reinitialize,)),
             "critic": Role("source", self.source, trained=True, network="source", sampler=HeunSampler),
         }
 
 
-def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None:
+def test_weights_to_reinitialize_are_named_by_the_role(tmp_path: Path) -> None:
     dataset = open_dataset("digits")
     given = ModelCard(kind="diffusion", network=PlainConfig(), image_shape=dataset.shape, condition=Classes(10))
     source = Model.fresh(given)
@@ -364,7 +390,7 @@ def test_weights_that_start_afresh_are_named_by_the_role(tmp_path: Path) -> None
     assert critic.keys() == expected.keys()
     assert all(torch.equal(critic[name], expected[name]) for name in expected)
 
-    recipe = recipe_with(JumpStage, **words, afresh="network.enter")
+    recipe = recipe_with(JumpStage, **words, reinitialize="network.enter")
     with pytest.raises(TcmError, match=r"critics.init=init lacks network.jump.weight, network.jump.bias"):
         check_run(recipe, {"critics": card}, {}, str(tmp_path / "source"))
 

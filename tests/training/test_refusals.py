@@ -112,7 +112,7 @@ def test_a_frozen_model_that_is_not_defined_there(tmp_path: Path) -> None:
     frozen = saved_model(tmp_path, "truncated", tiny_recipe(4, "truncated.t_prime=2.0", "second_time=2.0"))
     message = refusal(tiny_recipe(4, *STAGE_2), tmp_path, frozen)
     assert message == (
-        "truncated.frozen=previous is asked for times from 0.6848 to 1, but it is defined only from 2 to 10; change "
+        "truncated.frozen=previous must cover times from 0.6848 to 1, but it is defined only from 2 to 10; change "
         "one of the two ranges or name another model"
     )
 
@@ -133,7 +133,7 @@ def test_a_teacher_must_be_a_diffusion_model(tmp_path: Path) -> None:
 def test_a_teacher_must_know_all_times(tmp_path: Path) -> None:
     recipe = tiny_recipe(4, 'order=["consistency"]', "consistency.teacher=init", "t_max=20.0")
     assert refusal(recipe, tmp_path, saved_model(tmp_path, "diffusion")) == (
-        "consistency.teacher=init is asked for times up to 20, but it is defined only from 0.002 to 10; change one of "
+        "consistency.teacher=init must cover times up to 20, but it is defined only from 0.002 to 10; change one of "
         "the two ranges or name another model"
     )
 

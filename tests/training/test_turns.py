@@ -23,7 +23,7 @@ from tcm.data.loader import Batches
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.randomness import SampleStreams
 from tcm.foundation.signals import StopRequest
-from tcm.method.averaging import ConstantDecay
+from tcm.method.averaging import ConstantDecay, PowerDecay
 from tcm.method.conditions import Classes
 from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.method.objectives.base import draw
@@ -31,14 +31,18 @@ from tcm.method.preconditioning import c_out, column
 from tcm.method.sampling import HeunSampler
 from tcm.method.times import LogNormal, TimeDistribution
 from tcm.recipes.estimates import estimate
+from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Setting, Stage, Turn
+from tcm.report.drawing import shown_stage
+from tcm.report.headline import measure_command
+from tcm.report.records import read_run
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
-from tcm.training.stage_models import Sources, card_of, stage_models
+from tcm.training.stage_models import Sources, card_of, models_of_stage, needed_stages, stage_models
 from tcm.weights import Model
 
 
@@ -97,6 +101,32 @@ class TurnsStage(Stage):
         return Rows(gradient=2, plain=3)
 
 
+class LowStart(TurnsStage):
+    """The student maps noise of σ₀ = 2.5 to images; the fake learns at times up to 8, as in SiD."""
+
+    objective: Literal["test_turns:LowStart"] = "test_turns:LowStart"
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return setting.t_min, 8.0
+
+    def start(self, setting: Setting) -> float:
+        return 2.5
+
+
+class HighStart(LowStart):
+    """A start beyond T."""
+
+    def start(self, setting: Setting) -> float:
+        return 11.0
+
+
+class Shadowed(TurnsStage):
+    """The follower is a power average of the student."""
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        return super().roles(setting) | {"follower": Role(follows=("student", PowerDecay(6.94)))}
+
+
 class FakeAlone(TurnsStage):
     """The student never has its turn."""
 
@@ -137,13 +167,35 @@ def begin(folder: Path, straight: Path, recipe: Recipe) -> StageLoop:
         trainer,
         Batches(dataset, seed=recipe.seed, batch=stage.batch),
         card,
-        recipe.t_max,
+        True,
         folder,
         Checkpoints(folder / "state", stage.keep, ALONE),
         PrintedProgress(Console(file=StringIO()), "turns", stage.steps),
         MetricsFile(folder / "metrics.jsonl"),
         [],
     )
+
+
+def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
+    """From noise of σ₀ on: while it is trained, in its folder, and as the result that a report shows."""
+    recipe = recipe_with(LowStart, sample_every=5)
+    objective = recipe.stages["turns"].build(recipe)
+    assert objective.times.span == (recipe.t_min, 8.0)
+    train(recipe, tmp_path / "run")
+    assert (tmp_path / "run" / "1-turns" / "samples" / "step-0000005.png").is_file()
+    model = Model.load(tmp_path / "run" / "1-turns" / "model")
+    assert (model.card.t_max, model.sampler.describe(model.denoiser, 2, None)) == (2.5, "times 2.5, 1")
+    assert model.sample(2, steps=2).shape == (2, 1, 8, 8)
+    record = read_run(tmp_path / "run")
+    assert [stage.start for stage in record.stages] == [10.0, 2.5]
+    shown = shown_stage(record)
+    assert shown is not None
+    assert shown.name == "turns"
+    assert "--dfid 0.05,0.2,0.5,1,2,2.5" in measure_command(record, shown, None, None)
+    with pytest.raises(ValueError, match=r"second_time=3.0 must be at least 0.002, .* below 2.5, where its sampling"):
+        Recipe.model_validate(recipe.model_dump() | {"second_time": 3.0})
+    with pytest.raises(ValueError, match=r"turns starts sampling at 11, which must lie above 0.002, .* t_max=10"):
+        recipe_with(HighStart)
 
 
 def snapshot(fit: StageLoop) -> dict[str, Tensor]:
@@ -242,6 +294,63 @@ def test_the_follower_is_the_average_of_the_student(straight: Path, tmp_path: Pa
     assert updates == 3
     torch.testing.assert_close(weights(fit, "follower"), expected, rtol=0, atol=1e-6)
     assert (weights(fit, "follower") - weights(fit, "student")).abs().max() > 1e-4
+
+
+def test_power_averages_count_a_roles_own_updates(straight: Path, tmp_path: Path) -> None:
+    """The student has its turn in every second step: its averages are those of three updates, not of five."""
+    decay = PowerDecay(6.94)
+
+    def student(fit: StageLoop) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.student.parameters()]).double()
+
+    fit = begin(tmp_path / "turns", straight, recipe_with(Shadowed, averages=[decay]))
+    expected = student(fit)
+    for step in range(5):
+        fit.trainer.step(step, fit.batches.at(step))
+        if step % 2 == 0:
+            expected = torch.lerp(student(fit), expected, decay.beta(step // 2 + 1))
+    names = [name for name, _ in fit.trainer.student.named_parameters()]
+    mean, follower = fit.trainer.learner.averages[0].state_dict(), fit.trainer.models["follower"].state_dict()
+    for found in (mean, follower):
+        together = torch.cat([found[name].flatten() for name in names]).double()
+        torch.testing.assert_close(together, expected, rtol=0, atol=1e-6)
+
+
+def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
+    """It is in the stage's folder, and a later stage can start from it."""
+    base = recipe_with()
+    again = base.stages["turns"].model_copy(update={"teacher": "turns.fake"})
+    recipe = Recipe.model_validate(
+        {key: getattr(base, key) for key in base.model_fields_set} | {"stages": base.stages | {"again": again}}
+    )
+    assert needed_stages(recipe, "again") == {"turns"}
+    train(recipe, tmp_path / "run")
+    fake = Model.load(tmp_path / "run" / "1-turns" / "roles" / "fake")
+    assert (fake.card.kind, fake.sampler, fake.card.provenance.stage) == ("diffusion", HeunSampler(), "turns")
+    fit = begin(tmp_path / "end", tmp_path / "run", base)
+    fit.checkpoints.load(tmp_path / "run" / "1-turns" / "state" / "step-5", fit.trainer.tensors())
+    expected = fit.trainer.learners["fake"].averages[0].state_dict()
+    found = fake.denoiser.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+    folders = stage_folders(recipe, tmp_path / "run")
+    earlier: dict[str, Path] = {}
+    for name in ("diffusion", "turns"):
+        earlier |= models_of_stage(recipe, name, folders[name])
+    card = card_of(recipe, "again", (1, 8, 8), Classes(10))
+    models = stage_models(recipe, "again", card, Sources(earlier, None))
+    student = Model.load(tmp_path / "run" / "1-turns" / "model").denoiser.state_dict()
+    for role, source in (("student", student), ("fake", found), ("teacher", found)):
+        weights = models[role].denoiser.state_dict()
+        assert all(torch.equal(weights[name], source[name]) for name in source)
+
+    lost = again.model_copy(update={"teacher": "turns.critic"})
+    with pytest.raises(
+        ValueError, match=r"again.teacher='turns.critic' is not an earlier stage; use one of: .* turns.fake"
+    ):
+        Recipe.model_validate(
+            {key: getattr(base, key) for key in base.model_fields_set} | {"stages": base.stages | {"again": lost}}
+        )
 
 
 def test_metrics_average_over_the_turns_that_were_taken(straight: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def demo(
     from rich.text import Text
 
     from tcm.data.pixels import to_uint8
-    from tcm.evaluation.whole_run import Plan, measure_stage, unmeasured_stages
+    from tcm.evaluation.whole_run import MeasurementPlan, measure_stage, unmeasured_stages
     from tcm.foundation.processes import join
     from tcm.foundation.workers import Job
     from tcm.recipes.folders import stage_folders
@@ -35,7 +35,7 @@ def demo(
     console = Console()
     recipe = resolve("demo", overrides or [])
     summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
-    plan = Plan("digits", samples, TIMES)
+    plan = MeasurementPlan("digits", samples, TIMES)
     measuring = [
         Job(f"measure {name}", partial(measure_stage, run, name, plan), after=frozenset({name}))
         for name in unmeasured_stages(recipe, run)

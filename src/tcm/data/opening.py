@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import zipfile
+from importlib.metadata import entry_points
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +21,11 @@ from tcm.data.labels import DATASET_JSON
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
 from tcm.foundation.errors import TcmError
+from tcm.foundation.plugins import find_class
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
 STREAM = "stream:"
+ENTRY_POINTS = "tcm.data"
 
 
 def data_folder() -> Path:
@@ -38,6 +43,8 @@ def open_dataset(
     memory_limit: int = 2**30,
 ) -> Dataset:
     """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, `hf://owner/name`.
+
+    A subclass of `Dataset` from outside is named as `module:Class`, or by its entry point in the group `tcm.data`.
 
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
     that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
@@ -101,7 +108,26 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
         return _open_folder(path, split)
     if path.is_file():
         return _open_file(path, split)
+    if is_class(name):
+        opened: Dataset = open_class(name, split, Dataset)
+        return opened
     raise TcmError(f"there is no file or folder {name}; {_hint(name)}")
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is that of a class from outside: `module:Class`, or an entry point of the group `tcm.data`.
+
+    >>> is_class("my_package.data:Halves"), is_class("https://example.org/a.tar"), is_class("C:\\\\images")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[\w.]+:\w+", name) is not None or bool(entry_points(group=ENTRY_POINTS, name=name))
+
+
+def open_class(name: str, split: str, base: type) -> Any:
+    """Open the data that a class from outside gives: a subclass of `base`, called without arguments."""
+    only_train(name, split)
+    ours: dict[str, type[Any]] = {}
+    return find_class("data", name, ours, base, ENTRY_POINTS)()
 
 
 def _hint(name: str) -> str:

@@ -17,7 +17,15 @@ import numpy as np
 from tcm.data.dataset import ClassLabels, Dataset, Pixels, named_classes, numbered
 from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
 from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
-from tcm.data.opening import STREAM, check_channels, only_train, open_dataset, shard_class_names
+from tcm.data.opening import (
+    STREAM,
+    check_channels,
+    is_class,
+    only_train,
+    open_class,
+    open_dataset,
+    shard_class_names,
+)
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
@@ -154,13 +162,17 @@ class RowStream(Stream):
 def open_stream(
     where: str | Path, *, channels: int | None = None, class_names: tuple[str, ...] = (), split: str = "train"
 ) -> Stream:
-    """Open a stream: a folder of .tar shards, paths or URLs with braces (`https://.../{000..099}.tar`), or `hf://owner/name`.
+    """Open a stream: a folder of .tar shards, paths or URLs with braces (`https://.../{000..099}.tar`), or `hf://owner/name`;
+    or your own class, `module:Class`.
 
     Needs the extra `data`. `class_names` are for a stream that has labels and no names for them; shards have
     names if `tcm data prepare` wrote a dataset.json next to them.
     """
     name = str(where)
     folder = Path(where)
+    if not folder.exists() and is_class(name):
+        opened: Stream = open_class(name, split, Stream)
+        return opened
     shards = sorted(str(path) for path in folder.glob("*.tar*"))
     if name.startswith(HUB) or (folder.is_dir() and not shards):
         return RowStream(name, split, channels, class_names)

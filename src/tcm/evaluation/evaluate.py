@@ -11,7 +11,7 @@ from tcm.data.opening import data_folder
 from tcm.evaluation import inception_weights
 from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
-from tcm.evaluation.generation import Sampling, generate
+from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Observed, Reference, observe
 from tcm.evaluation.scores import Score
@@ -70,23 +70,23 @@ def _measure(metric: Metric, observed: Observed, measurement: Measurement) -> It
     assert features is not None, "kept for every other metric"
     if metric == "fid-infinity":
         value = extrapolated_distance(features, reference.statistics)
-        yield measurement.score(f"{detector.distance_name}∞", value, "line through 8 sizes over 1/N")
+        yield measurement.score(metric, f"{detector.distance_name}∞", value, "line through 8 sizes over 1/N")
     elif metric == "is":
         found = inception_score(detector.probabilities(features))
         name = "Inception score" if detector.name == "inception" else f"class score in {detector.name}"
-        yield measurement.score(name, found.mean, "10 splits", found.deviation)
+        yield measurement.score(metric, name, found.mean, "10 splits", found.deviation)
     elif metric == "kid":
         assert reference.features is not None, "checked before the images were seen"
         found = kernel_distance(features, reference.features)
         name = "KID" if detector.name == "inception" else f"kernel distance in {detector.name}"
         settings = f"100 subsets of at most 1,000{_choice(reference)}"
-        yield measurement.score(name, found.mean, settings, found.deviation)
+        yield measurement.score(metric, name, found.mean, settings, found.deviation)
     else:
         assert reference.features is not None, "checked before the images were seen"
         coverage = precision_recall(features.to(detector.device), reference.features.to(detector.device))
         settings = f"3 neighbours{_choice(reference)}"
-        yield measurement.score("precision", coverage.precision, settings)
-        yield measurement.score("recall", coverage.recall, settings)
+        yield measurement.score("precision", "precision", coverage.precision, settings)
+        yield measurement.score("recall", "recall", coverage.recall, settings)
 
 
 def _choice(reference: Reference) -> str:
@@ -105,14 +105,17 @@ def evaluate_model(
     metrics: Sequence[Metric] = ("fid",),
     batch: int = 64,
     processes: Processes = ALONE,
+    condition: Conditions | None = None,
 ) -> list[Score]:
-    """Score a model's samples, one for each seed.
+    """Score a model's samples, one for each seed; `condition` gives those of seeds, such as a data set's captions.
 
     >>> model = tcm.load("digits")  # doctest: +SKIP
     >>> evaluate_model(model, "digits", range(2000), Sampling(steps=1), reference)[0].value  # doctest: +SKIP
     """
-    subject = model_subject(model, name, sampling.describe(model), seeds[0])
-    return evaluate(generate(model, share(processes, seeds), sampling, batch), reference, subject, metrics, processes)
+    described = sampling.describe(model) + ("" if condition is None else ", given conditions")
+    subject = model_subject(model, name, described, seeds[0])
+    images = generate(model, share(processes, seeds), sampling, batch, condition)
+    return evaluate(images, reference, subject, metrics, processes)
 
 
 def model_subject(model: Model, name: str, sampling: str | None, seed: int) -> Subject:

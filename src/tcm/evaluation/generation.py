@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tcm.data import to_uint8
 from tcm.foundation.devices import free_memory
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Condition
 from tcm.weights import Model
 
 MOST_SEEDS = 1_000_000
@@ -65,8 +66,21 @@ def bytes_per_image(model: Model) -> int:
     return sum(sizes)
 
 
-def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int | None = None) -> Iterator[Tensor]:
-    """uint8 batches [n, C, H, W], one image for each seed: clamp(127.5 x + 128) truncated, as the papers quantise."""
+Conditions = Callable[[Sequence[int]], Condition]
+"""The condition of each image, from its seed."""
+
+
+def generate(
+    model: Model,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    batch: int | None = None,
+    condition: Conditions | None = None,
+) -> Iterator[Tensor]:
+    """uint8 batches [n, C, H, W], one image for each seed: clamp(127.5 x + 128) truncated, as the papers quantise.
+
+    Without a `condition` and without a choice in `sampling`, the model's kind of condition draws them from the seeds.
+    """
     batch = sampling_batch(model) if batch is None else batch
     if batch < 1:
         raise TcmError(f"batch={batch} must be at least 1")
@@ -75,7 +89,12 @@ def generate(model: Model, seeds: Sequence[int], sampling: Sampling, batch: int 
         some = seeds[start : start + batch]
         with torch.autocast(device.type, torch.bfloat16, enabled=sampling.precision == "bf16"):
             images = model.sample(
-                steps=sampling.steps, times=sampling.times, seeds=some, labels=sampling.choice, batch=batch
+                steps=sampling.steps,
+                times=sampling.times,
+                seeds=some,
+                labels=sampling.choice,
+                condition=None if condition is None else condition(some),
+                batch=batch,
             )
         yield quantise(images)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
-from tcm.evaluation.scores import Score
+from tcm.evaluation.scores import Kind, Score
 from tcm.evaluation.statistics import frechet_distance
 from tcm.foundation.errors import TcmWarning
 from tcm.foundation.machine import versions
@@ -35,6 +35,7 @@ class Measurement:
 
     def score(
         self,
+        kind: Kind,
         metric: str,
         value: float,
         settings: str,
@@ -45,6 +46,7 @@ class Measurement:
         """A score under these conditions."""
         detector = self.reference.detector
         return Score(
+            kind=kind,
             metric=metric,
             t=t,
             value=value,
@@ -82,4 +84,4 @@ class Measurement:
         elif self.reference.detector.name == "inception" and self.count < PAPERS_COUNT:
             note = f"too high by a bias of about 1/N; papers use {PAPERS_COUNT:,} images"
         value = frechet_distance(observed.statistics, self.reference.statistics)
-        return self.score(name, value, "covariance over N - 1", note=note, t=t)
+        return self.score("fid", name, value, "covariance over N - 1", note=note, t=t)

@@ -6,21 +6,29 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from tcm.foundation.errors import TcmError
 
+Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall"]
+"""What can be measured: `fid` is the Fréchet distance in the features of any detector."""
+
 # What may differ between two scores that are compared: the thing measured, its result, and when.
-_FREE = ("value", "deviation", "subject", "subject_hash", "sampling", "seed", "note", "versions", "time")
+# The metric says more than its kind, which older files lack.
+_FREE = ("kind", "value", "deviation", "subject", "subject_hash", "sampling", "seed", "note", "versions", "time")
 
 
 @dataclass(frozen=True)
 class Score:
     """One number with its conditions; `t` is the noise level at which denoising was measured.
 
+    `kind` is what is measured, `metric` its name with this detector.
+
     `subject` and `sampling` say what was measured; `seed` is the first of its seeds, None for images that are there
     already. All hashes are SHA-256.
     """
 
+    kind: Kind
     metric: str
     t: float | None
     value: float
@@ -67,10 +75,23 @@ def read_scores(path: Path) -> list[Score]:
             found = json.loads(line)
         except json.JSONDecodeError as error:
             raise TcmError(f"{path}, line {number} is not JSON ({error.msg}); remove the line") from error
+        if isinstance(found, dict) and "metric" in found:
+            found = {"kind": _kind_of(str(found["metric"]))} | found
         if not isinstance(found, dict) or found.keys() != known:
             raise TcmError(f"{path}, line {number} is not a score of this version; remove the line or measure again")
         scores.append(Score(**found))
     return scores
+
+
+def _kind_of(metric: str) -> Kind:
+    """The kind of a score that was written before scores had one."""
+    if metric.endswith("∞"):
+        return "fid-infinity"
+    if metric == "KID" or metric.startswith("kernel distance"):
+        return "kid"
+    if metric == "Inception score" or metric.startswith("class score"):
+        return "is"
+    return "precision" if metric == "precision" else "recall" if metric == "recall" else "fid"
 
 
 def differing_conditions(a: Score, b: Score) -> list[str]:

@@ -23,7 +23,7 @@ from tcm.weights import Model
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """How a run is measured: by which detector, from how many samples, and at which times its denoising."""
 
     detector: str
@@ -39,7 +39,7 @@ def unmeasured_stages(recipe: Recipe, run: Path) -> list[str]:
     return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known)]
 
 
-def measure_stage(run: Path, name: str, plan: Plan, send: Send, stop: StopRequest) -> bool:
+def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop: StopRequest) -> bool:
     """A worker's job: score a finished stage of a run into its scores.jsonl; false if it was asked to stop.
 
     A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
@@ -79,7 +79,7 @@ def _missing(model: Model, known: set[tuple[str, bool]]) -> list[str]:
     return [what for what, denoised in wanted.items() if (digest, denoised) not in known]
 
 
-def _samples(model: Model, name: str, reference: Reference, plan: Plan, stop: StopRequest) -> list[Score]:
+def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPlan, stop: StopRequest) -> list[Score]:
     scores: list[Score] = []
     for steps in model.sampler.usual_steps:
         sampling = Sampling(steps=steps)
@@ -95,7 +95,7 @@ def _until(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         yield batch
 
 
-def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: Plan) -> list[Score]:
+def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: MeasurementPlan) -> list[Score]:
     times = [t for t in plan.times if t <= model.card.t_max]
     subject = model_subject(model, name, None, seed=0)
     return denoising_distances(model_denoise(model), dataset, times, reference, subject, batch=plan.batch)

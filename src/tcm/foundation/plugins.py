@@ -65,6 +65,11 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
         raise (KeyInTable if within else TcmError)(problem) from error
 
 
+def reader_of(ours: Mapping[str, type], base: type, group: str) -> Callable[[object], object]:
+    """A validator that reads a table by its `kind`: one of ours, an entry point of `group`, or `module:Class`."""
+    return lambda table: read_table(table, "kind", lambda kind: find_class("kind", kind, ours, base, group))
+
+
 def _imported(key: str, name: str, module: str, attribute: str) -> object:
     if module not in sys.modules and _lies_in_working_folder(module):
         raise KeyInTable(f"{key}={name!r} is in the working folder; if you trust it, put that folder on PYTHONPATH")

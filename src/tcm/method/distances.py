@@ -1,5 +1,6 @@
 """d(x, y), the distance between two images, and ω(t)/Δ_t, the weight of a pair. TCM Eq. 4, App. F."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,15 @@ from tcm.method.preconditioning import c_out
 
 
 @dataclass(frozen=True)
-class PseudoHuber:
+class Distance(ABC):
+    """(x, y) ↦ d(x, y), one number per sample. A frozen dataclass; in recipes its `kind` names it."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class PseudoHuber(Distance):
     """d(x, y) = √(‖x − y‖² + c²) − c, over all pixels of a sample.
 
     >>> PseudoHuber(0.06)(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)).round(decimals=4)
@@ -36,7 +45,7 @@ class PseudoHuber:
 
 
 @dataclass(frozen=True)
-class SquaredL2:
+class SquaredL2(Distance):
     """d(x, y) = ‖x − y‖²."""
 
     kind: Literal["squared_l2"] = "squared_l2"
@@ -44,9 +53,6 @@ class SquaredL2:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         return (x - y).flatten(1).square().sum(1)
 
-
-Distance = Callable[[Tensor, Tensor], Tensor]
-"""(x, y) ↦ d(x, y), one number per sample."""
 
 Weighting = Callable[[Tensor, Tensor, float], Tensor]
 """(t, Δ_t, σ_data) ↦ ω(t)/Δ_t."""

@@ -35,8 +35,9 @@ class Network(nn.Module, ABC):
         """Forced weight normalisation, called before each optimiser step."""
 
     def blocks(self) -> list[nn.Module]:
-        """The parts whose weights are gathered one at a time where processes share them (FSDP2)."""
-        return [block for module in self.modules() if isinstance(module, nn.ModuleList) for block in module]
+        """The parts whose weights are gathered one at a time where processes share them (FSDP2), inner before outer."""
+        lists = [module for module in self.modules() if isinstance(module, nn.ModuleList)]
+        return [block for parts in reversed(lists) for block in parts if not isinstance(block, nn.ModuleList)]
 
     def published_names(self) -> dict[str, str]:
         """The name of each of its tensors in the reference's checkpoints."""

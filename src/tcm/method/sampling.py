@@ -29,28 +29,42 @@ class SamplingStep:
 
 @torch.no_grad()
 def consistency_steps(
-    f: Denoiser, times: Sequence[float], streams: SampleStreams, condition: Condition | None = None
+    f: Denoiser,
+    times: Sequence[float],
+    streams: SampleStreams,
+    condition: Condition | None = None,
+    first: Tensor | None = None,
 ) -> Iterator[SamplingStep]:
     """x ← f(x + t ε, t) for each t of `times`, from x = 0: the first time is T, where the noise drowns everything.
 
-    The images are a function of the streams' seeds alone, not of the batch that they are made in.
+    The images are a function of the streams' seeds alone, not of the batch that they are made in; `first` replaces the
+    first ε.
     """
     check_times(f, times)
     x = torch.zeros(len(streams), *f.image_shape, device=_device_of(f))
-    for t in times:
-        x_t = x + t * streams.normal(f.image_shape).to(x.device)
+    for index, t in enumerate(times):
+        eps = streams.normal(f.image_shape)
+        x_t = x + t * (eps if index or first is None else first).to(x.device)
         x = f(x_t, torch.full((x.shape[0],), t), condition)
         yield SamplingStep(t, x_t, x)
 
 
 @torch.no_grad()
 def heun_steps(
-    D: Denoiser, steps: int, streams: SampleStreams, condition: Condition | None = None, guidance: float = 1.0
+    D: Denoiser,
+    steps: int,
+    streams: SampleStreams,
+    condition: Condition | None = None,
+    guidance: float = 1.0,
+    first: Tensor | None = None,
 ) -> Iterator[SamplingStep]:
-    """EDM's deterministic sampler: Heun steps down the Karras grid, an Euler step to 0: 2 `steps` − 1 evaluations."""
+    """EDM's deterministic sampler: Heun steps down the Karras grid, an Euler step to 0: 2 `steps` − 1 evaluations.
+
+    It begins with the noise `first`, or one from the streams.
+    """
     denoise = guided(D, condition, guidance)
     times = karras_times(steps, D.t_min, D.t_max)
-    x = times[0] * streams.normal(D.image_shape).to(_device_of(D))
+    x = times[0] * (streams.normal(D.image_shape) if first is None else first).to(_device_of(D))
     for t, r in zip(times, [*times[1:], 0.0], strict=True):
         x_t, step = x, heun if r > 0 else euler
         x = step(denoise, x_t, torch.full((x.shape[0],), t), torch.full((x.shape[0],), r))
@@ -79,8 +93,9 @@ class Sampler(ABC):
         *,
         steps: int | None = None,
         times: Sequence[float] | None = None,
+        first: Tensor | None = None,
     ) -> Iterator[SamplingStep]:
-        """Sample in `steps` steps, or at the `times` themselves."""
+        """Sample in `steps` steps, or at the `times` themselves; `first` is the noise to begin with, else drawn."""
 
     @abstractmethod
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
@@ -122,9 +137,10 @@ class ConsistencySampler(Sampler):
         *,
         steps: int | None = None,
         times: Sequence[float] | None = None,
+        first: Tensor | None = None,
     ) -> Iterator[SamplingStep]:
         """`steps` steps (1 by default), or the times themselves."""
-        return consistency_steps(f, self._times(f, steps, times), streams, condition)
+        return consistency_steps(f, self._times(f, steps, times), streams, condition, first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `times 80, 1`."""
@@ -160,11 +176,12 @@ class HeunSampler(Sampler):
         *,
         steps: int | None = None,
         times: Sequence[float] | None = None,
+        first: Tensor | None = None,
     ) -> Iterator[SamplingStep]:
         """`steps` steps (18 by default)."""
         if times is not None:
             raise TcmError(f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18")
-        return heun_steps(f, self._steps(steps), streams, condition)
+        return heun_steps(f, self._steps(steps), streams, condition, first=first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `Heun, 18 steps, 35 evaluations`."""

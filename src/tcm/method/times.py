@@ -20,6 +20,37 @@ GRID_POINTS = 2**15
 
 @dataclass(frozen=True)
 class TimeDistribution(ABC):
+    """How training times are drawn, continuous or on a grid. A frozen dataclass; in recipes its `kind` names it."""
+
+    @property
+    @abstractmethod
+    def span(self) -> tuple[float, float]:
+        """[low, high], which hold all times."""
+
+    @abstractmethod
+    def within(self, low: float, high: float) -> Self:
+        """The same distribution on [low, high], unless it has its own bounds."""
+
+    @abstractmethod
+    def quantile(self, u: Tensor) -> Tensor:
+        """The t below which the fraction u of all draws lies (float64, on the CPU)."""
+
+    @abstractmethod
+    def density(self, t: Tensor) -> Tensor:
+        """ψ̄_t(t), zero outside [low, high], for figures; on a grid, each probability spread over its interval."""
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """`count` independent times drawn from `generator`, whatever its device.
+
+        >>> t = LogNormal(-1.1, 2.0).sample(1000, torch.Generator().manual_seed(0))
+        >>> bool(((t >= 0.002) & (t <= 80)).all())
+        True
+        """
+        return self.quantile(torch.rand(count, generator=generator, device=generator.device))
+
+
+@dataclass(frozen=True)
+class LogTimes(TimeDistribution):
     """ln t = mean + std z for a standard z, truncated to t in [low, high]; unset, these are EDM's 0.002 and 80."""
 
     mean: float
@@ -36,23 +67,16 @@ class TimeDistribution(ABC):
 
     @property
     def span(self) -> tuple[float, float]:
-        """[low, high]."""
         return 0.002 if self.low is None else self.low, 80.0 if self.high is None else self.high
 
     def within(self, low: float, high: float) -> Self:
-        """The same distribution on [low, high], unless it has its own bounds."""
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     @abstractmethod
     def standard(self) -> scipy.stats.rv_continuous:
         """The distribution of z."""
 
-    def check(self) -> None:
-        """Refuse a distribution with no probability between low and high."""
-        _table(self)
-
     def quantile(self, u: Tensor) -> Tensor:
-        """The t below which the fraction u of all draws lies (float64, on the CPU)."""
         cumulative, ln_t = _table(self)
         u = u.detach().to("cpu", torch.float64)
         upper = torch.searchsorted(cumulative, u, right=True).clamp(1, GRID_POINTS - 1)
@@ -60,17 +84,7 @@ class TimeDistribution(ABC):
         fraction = ((u - below) / (above - below).clamp_min(torch.finfo(u.dtype).tiny)).clamp(0, 1)
         return torch.lerp(ln_t[upper - 1], ln_t[upper], fraction).exp().clamp(*self.span)
 
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` independent times drawn from `generator`, whatever its device.
-
-        >>> t = LogNormal(-1.1, 2.0).sample(1000, torch.Generator().manual_seed(0))
-        >>> bool(((t >= 0.002) & (t <= 80)).all())
-        True
-        """
-        return self.quantile(torch.rand(count, generator=generator, device=generator.device))
-
     def density(self, t: Tensor) -> Tensor:
-        """ψ̄_t(t), zero outside [low, high]."""
         low, high = self.span
         inside = (t >= low) & (t <= high)
         t = torch.where(inside, t.double(), low)
@@ -81,7 +95,7 @@ class TimeDistribution(ABC):
 
 
 @dataclass(frozen=True)
-class LogNormal(TimeDistribution):
+class LogNormal(LogTimes):
     """ln t ~ N(mean, std²): stage 1, and the diffusion model's training."""
 
     kind: Literal["lognormal"] = "lognormal"
@@ -92,7 +106,7 @@ class LogNormal(TimeDistribution):
 
 
 @dataclass(frozen=True)
-class LogStudentT(TimeDistribution):
+class LogStudentT(LogTimes):
     """ln t = mean + std z with z ~ Student-t(ν): stage 2. A small ν is nearly uniform in ln t."""
 
     nu: float = 0.01
@@ -114,7 +128,7 @@ def _interval_masses(standard: scipy.stats.rv_continuous, z: np.ndarray) -> np.n
 
 
 @lru_cache(maxsize=64)
-def _table(distribution: TimeDistribution) -> tuple[Tensor, Tensor]:
+def _table(distribution: LogTimes) -> tuple[Tensor, Tensor]:
     """The cumulative distribution on a grid of ln t: scipy is asked once, not at each step."""
     low, high = distribution.span
     ln_t = np.linspace(log(low), log(high), GRID_POINTS)

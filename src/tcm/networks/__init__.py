@@ -1,10 +1,10 @@
 """The free-form network F: each kind in its own file, listed here."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from tcm.foundation.plugins import all_classes, find_class, read_table
+from tcm.foundation.plugins import all_classes, reader_of
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.edm2 import EDM2Config
@@ -19,9 +19,7 @@ def networks() -> dict[str, type[NetworkConfig]]:
     return all_classes(NETWORKS, NetworkConfig, "tcm.networks")
 
 
-def _read(table: Any) -> Any:
-    return read_table(table, "kind", lambda kind: find_class("kind", kind, NETWORKS, NetworkConfig, "tcm.networks"))
-
-
-AnyNetwork = Annotated[SerializeAsAny[NetworkConfig], BeforeValidator(_read)]
+AnyNetwork = Annotated[
+    SerializeAsAny[NetworkConfig], BeforeValidator(reader_of(NETWORKS, NetworkConfig, "tcm.networks"))
+]
 """A network's config, read from a table by its `kind`: ours, an entry point of `tcm.networks`, or `module:Class`."""

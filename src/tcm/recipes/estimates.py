@@ -1,13 +1,14 @@
 """What a stage costs: parameters, FLOPs and memory, counted on the meta device; nothing is computed or allocated."""
 
 from dataclasses import dataclass, fields
+from math import ceil
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.networks.cost import network_cost
+from tcm.networks.cost import NetworkCost, network_cost
 from tcm.recipes.schema import Recipe, condition_of, network_of
-from tcm.recipes.stages import Role, Stage
+from tcm.recipes.stages import Role, Rows, Stage
 
 GRADIENT_PASS, TANGENT_PASS = 3, 2
 """A forward and backward pass costs about three forward passes, one with a tangent about two."""
@@ -71,8 +72,9 @@ class StageCost:
 def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | None = None) -> StageCost:
     """The cost of a stage whose batch is shared by `processes`; `images` are the recipe's unless they are given.
 
-    A stage gives its rows: evaluations per image with gradient, without, and with a tangent. Activations are what
-    autograd keeps for the backward pass.
+    A stage gives the rows of its student's network: evaluations per image with gradient, without, and with a tangent; a
+    role gives those of its own. Activations are what autograd keeps for the backward pass: at most this much, as if the
+    passes with gradient of a whole step were kept together.
 
     >>> from tcm.recipes.resolve import resolve
     >>> cifar10 = resolve("cifar10")
@@ -81,15 +83,13 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | 
     """
     shape = images or _shape_and_condition(recipe)
     network = network_cost(network_of(recipe, stage), *shape)
-    rows = stage.rows()
-    passes = GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
-    step_flops = int(passes * network.forward_flops * stage.batch)
     half = 2 if stage.precision in ("bf16", "fp16") else 1
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
-    # Of a model from elsewhere only the source knows the network: it is taken to be the student's.
-    roles = {"student": Role(trained=True)} | stage.roles(recipe)
-    owners = [(role, role if role.follows is None else roles[role.follows[0]]) for role in roles.values()]
-    sizes = [(role, 4 * network_cost(network_of(recipe, stage, owner), *shape).parameters) for role, owner in owners]
+    costs = _role_costs(recipe, stage, shape)
+    sizes = [(role, 4 * cost.parameters) for role, cost in costs]
+    evaluated = [(stage.rows(), network), *((role.rows, cost) for role, cost in costs)]
+    step_flops = int(sum(_passes(rows) * cost.forward_flops for rows, cost in evaluated) * stage.batch)
+    saved_per_image = sum(ceil(rows.gradient) * cost.saved_per_image for rows, cost in evaluated)
     weights = sum(size for role, size in sizes if role.trained)
     memory = Memory(
         weights=weights,
@@ -97,18 +97,31 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | 
         optimizer=2 * weights,
         averages=sum(len((role.optimization or stage).averages) * size for role, size in sizes if role.trained),
         helpers=sum(size // (2 if role.precision == "bf16" else 1) for role, size in sizes if not role.trained),
-        kept_once=network.saved_once // half,
-        activations=network.saved_per_image // half * micro_batch,
+        kept_once=sum(cost.saved_once for rows, cost in evaluated if rows.gradient) // half,
+        activations=saved_per_image // half * micro_batch,
     )
     seconds = stage.steps * step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION)
     return StageCost(
         network.parameters,
         network.forward_flops,
         step_flops,
-        network.saved_per_image // half,
+        saved_per_image // half,
         memory,
         gpu_hours=seconds / 3600,
     )
+
+
+def _role_costs(recipe: Recipe, stage: Stage, shape: Images) -> list[tuple[Role, NetworkCost]]:
+    """The roles of a stage, the student first, and what their networks cost."""
+    roles = {"student": Role(trained=True)} | stage.roles(recipe)
+    # Of a model from elsewhere only the source knows the network: it is taken to be the student's.
+    owners = [(role, role if role.follows is None else roles[role.follows[0]]) for role in roles.values()]
+    return [(role, network_cost(network_of(recipe, stage, owner), *shape)) for role, owner in owners]
+
+
+def _passes(rows: Rows) -> float:
+    """Forward passes that cost as much as these rows."""
+    return GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
 
 
 @dataclass(frozen=True)
@@ -145,19 +158,22 @@ def scaling(recipe: Recipe, stage: Stage, gpus: int, images: Images | None = Non
     >>> scaling(cifar10, cifar10.stages["truncated"], 8).replicated_bytes == 2 * 4 * 55732739 * 7 // 8
     True
     """
+    images = images or _shape_and_condition(recipe)
     cost = estimate(recipe, stage, gpus, images)
-    sent = 4 * cost.parameters * (gpus - 1) / gpus
-    # The student's weights are gathered forward and backward.
-    rows = stage.rows()
-    gathers = 2 * rows.gradient + rows.tangent + rows.plain + rows.idle
-    micro_batches = stage.accumulation
+    share, reduced = (gpus - 1) / gpus, cost.memory.gradients
+    others = [(role.rows, other.parameters) for role, other in _role_costs(recipe, stage, images)]
+    # Weights are gathered forward and backward.
+    gathered = sum(
+        (2 * rows.gradient + rows.tangent + rows.plain + rows.idle) * 4 * parameters
+        for rows, parameters in [(stage.rows(), cost.parameters), *others]
+    )
     link = WITHIN_NODE if gpus <= GPUS_PER_NODE else BETWEEN_NODES
     return Scaling(
         gpus,
-        replicated_bytes=int(2 * sent),
-        sharded_bytes=int((gathers * micro_batches + 1) * sent),
+        replicated_bytes=int(2 * reduced * share),
+        sharded_bytes=int((gathered * stage.accumulation + reduced) * share),
         compute_seconds=cost.step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION * gpus),
-        exchange_seconds=2 * sent / link,
+        exchange_seconds=2 * reduced * share / link,
     )
 
 
@@ -171,6 +187,6 @@ def _shape_and_condition(recipe: Recipe) -> Images:
     if recipe.conditional and condition is None:
         raise TcmError(
             f"{recipe.name}: classes is not set, so costs cannot be computed without the data; "
-            f"add it, such as classes = 10"
+            f"add it, such as classes = 10, or a condition"
         )
     return recipe.image_shape, condition

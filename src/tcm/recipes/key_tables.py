@@ -10,12 +10,24 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tcm.method.conditions import CONDITION_KINDS, ConditionKind
+from tcm.method.distances import Distance
+from tcm.method.times import TimeDistribution
 from tcm.networks import NETWORKS
 from tcm.recipes.resolve import TAGS, toml_value
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages import STAGES, GuardSpec, Stage
+from tcm.recipes.stages.base import TIMES
+from tcm.recipes.stages.consistency import DISTANCES
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+
+CHOICES: dict[Any, list[type]] = {
+    ConditionKind: [*CONDITION_KINDS.values()],
+    Distance: [*DISTANCES.values()],
+    TimeDistribution: [*TIMES.values()],
+}
+"""Our own classes for keys that take any class."""
 
 MARK = "<!-- Below this line: written by `python -m tcm.recipes.key_tables docs/recipes.md`. -->"
 
@@ -77,6 +89,8 @@ def _values() -> list[str]:
 
 
 def _dataclasses(annotation: Any) -> list[type]:
+    if annotation in CHOICES:
+        return CHOICES[annotation]
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
         return [annotation]
     return [kind for argument in get_args(annotation) for kind in _dataclasses(argument)]

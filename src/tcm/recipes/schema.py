@@ -5,16 +5,18 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.curriculum import SMALLEST_R
-from tcm.method.sampling import Sampler
+from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
 from tcm.recipes.stages.optimization import Count, Positive, on_resume
+from tcm.weights.model import AnyCondition
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -23,7 +25,8 @@ class DataSpec(Spec):
     """The images to learn from."""
 
     path: str = Field(
-        description='a file, folder or name of a data set ("digits" is bundled); `stream:` before it reads it in order',
+        description='a file, folder or name of a data set ("digits" is bundled), or your own class, module:Class; '
+        "prefix with `stream:` to read it sequentially",
         json_schema_extra=on_resume("same content"),
     )
     flip: bool = Field(default=False, description="mirror half of the images")
@@ -68,6 +71,11 @@ class Recipe(Setting):
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: as the data has"
     )
+    condition: AnyCondition | None = Field(
+        default=None,
+        description="what the data must be annotated with, if not with classes: a table with its kind, such as "
+        "module:Class, and fields; unset: as the data is",
+    )
     adapts: bool = Field(
         default=False,
         description="whether image_shape, classes and sigma_data become those of the data that a run is given",
@@ -106,7 +114,7 @@ def network_of(recipe: Recipe, stage: Stage, role: Role | None = None) -> Networ
 
 def condition_of(recipe: Recipe) -> ConditionKind | None:
     """What images of the data must come with; None leaves it to the data."""
-    return None if recipe.classes is None else Classes(recipe.classes)
+    return recipe.condition if recipe.classes is None else Classes(recipe.classes)
 
 
 def roles_of(recipe: Recipe, name: str) -> dict[str, Role]:
@@ -120,12 +128,19 @@ def stages_before(recipe: Recipe, name: str) -> list[str]:
     return list(takewhile(lambda other: other != name, recipe.stages))
 
 
+def trained_roles(recipe: Recipe, name: str) -> list[str]:
+    """The roles of a stage besides the student whose weights are trained: each of them leaves a model too."""
+    return [key for key, role in roles_of(recipe, name).items() if role.trained and key != "student"]
+
+
 def source_stage(recipe: Recipe, name: str, role: Role) -> str | None:
     """The earlier stage that a role's model comes from; None for scratch, --init and folders."""
     before = stages_before(recipe, name)
     if role.source == "previous":
         return before[-1] if before else None
-    return role.source if role.source in before else None
+    stage, dot, key = role.source.partition(".")
+    known = stage in before and (not dot or key in trained_roles(recipe, stage))
+    return stage if known else None
 
 
 def offset_of(recipe: Recipe, name: str) -> int:
@@ -159,18 +174,24 @@ def _build(recipe: Recipe, name: str, stage: Stage) -> None:
             f"{name} trains on times from {low:g} to {high:g}, which must lie between t_min={recipe.t_min:g} and "
             f"t_max={recipe.t_max:g}; change one of them"
         )
+    start = stage.start(recipe)
+    if start is not None and not low < start <= recipe.t_max:
+        raise TcmError(
+            f"{name} starts sampling at {start:g}, which must lie above {low:g}, where its range begins, and not above "
+            f"t_max={recipe.t_max:g}; change one of them"
+        )
     try:
         times = stage.build(recipe).times
     except TcmError as error:
         raise TcmError(f"{name}: {error}") from error
-    for key, value in (("low", times.low), ("high", times.high)):
-        if value is not None and not low <= value <= high:
+    for key, value in zip(("low", "high"), times.span, strict=True):
+        if not low <= value <= high:
             raise TcmError(
                 f"{name}.times.{key}={value} lies outside the stage's range from {low:g} to {high:g}; set it to 'none' "
                 f"to use the whole range"
             )
     try:
-        times.check()
+        times.quantile(torch.zeros(1))
     except TcmError as error:
         raise TcmError(f"{name}.times: {error}") from error
 
@@ -187,6 +208,8 @@ def _check_whole(recipe: Recipe) -> None:
                 f"{name!r} is not allowed as the name of a stage; use another one of lower-case letters, digits, - "
                 "and _"
             )
+    if recipe.classes is not None and recipe.condition is not None:
+        raise TcmError(f"classes={recipe.classes} and condition={recipe.condition} cannot both be given; give one")
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):
@@ -194,13 +217,16 @@ def _check_whole(recipe: Recipe) -> None:
 
 
 def _check_second_time(recipe: Recipe) -> None:
-    """The second of two sampling steps must lie where the last model is defined."""
-    low, name = max((stage.span(recipe)[0], name) for name, stage in recipe.stages.items())
-    if not low <= recipe.second_time < recipe.t_max:
-        raise TcmError(
-            f"second_time={recipe.second_time} must be at least {low:g}, where the range of {name} begins, and below "
-            f"t_max={recipe.t_max}; change one of them"
-        )
+    """The second of two sampling steps must lie where each model that takes it is defined."""
+    for name, stage in recipe.stages.items():
+        sampler, start, (low, _) = stage.sampler(recipe.second_time), stage.start(recipe), stage.span(recipe)
+        if start is None or not isinstance(sampler, ConsistencySampler):
+            continue
+        if not low <= sampler.second_time < start:
+            raise TcmError(
+                f"second_time={sampler.second_time} must be at least {low:g}, where the range of {name} begins, and "
+                f"below {start:g}, where its sampling begins; change one of them"
+            )
 
 
 def _check_turns(recipe: Recipe, name: str) -> None:
@@ -237,8 +263,11 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     wanted = role.sampler or Sampler
     fitting = [other for other in before if isinstance(recipe.stages[other].sampler(recipe.second_time), wanted)]
     previous = ["previous"] if not before or before[-1] in fitting else []
-    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
+    others = [f"{other}.{key}" for other in before for key in trained_roles(recipe, other)]
+    choices = [*fitting, *previous, *others, "init", *(["scratch"] if role.trained or role.follows else [])]
     source = source_stage(recipe, name, role)
+    if source is not None and role.source.startswith(f"{source}."):
+        return  # a trained role: its model's card is checked when the run begins
     if role.knows_null and source is not None and (remedy := recipe.stages[source].null_remedy(source)):
         raise TcmError(
             f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "
@@ -254,10 +283,10 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
             f"{role.key} model; {'' if fitting else f'put a stage that makes one before {name!r}, or '}"
             f"use one of: {', '.join(choices)}"
         )
-    low, high = stage.span(recipe)
+    low, high = stage.domain(recipe)
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is asked for {asked}, but the stage {source!r} is defined only "
+            f"{name}.{role.key}={role.source!r} must cover {asked}, but the stage {source!r} is defined only "
             f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
 

@@ -114,7 +114,7 @@ def record(runs: Sequence[ObservedRun]) -> str:
     parts = [table(["stage", "wall time", "images seen", "machine", "versions"], rows, "long"), paragraph(made, "note")]
     for run in runs:
         parts += [_events(run, runs), _scores(run, runs), _recipe(run, runs)]
-    sentence = "Wall time covers the steps that count; steps repeated after a restart are counted once."
+    sentence = "Wall time excludes steps repeated after a restart."
     return section("How it was made", sentence, *parts)
 
 

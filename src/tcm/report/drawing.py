@@ -12,6 +12,7 @@ from tcm.foundation.devices import best_device, fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
+from tcm.method.sampling import last
 from tcm.report.records import RunRecord, StageRecord
 from tcm.weights import Model
 
@@ -59,7 +60,7 @@ class StageDrawings:
 
 @dataclass(frozen=True)
 class Showpiece:
-    """More pictures of the run's best model: the last truncated one, or else the last one that there is.
+    """More pictures of the run's result: the last model that generates and is not a baseline.
 
     `examples` has a row of images for each of some conditions, whose `captions` say what they are.
     """
@@ -105,8 +106,8 @@ def observe_run(record: RunRecord) -> ObservedRun:
 def shown_stage(record: RunRecord) -> StageRecord | None:
     """The stage whose model is the run's result so far."""
     finished = [stage for stage in record.stages if stage.status == "finished" and stage.generates]
-    best = [stage for stage in finished if stage.truncated] or finished
-    return best[-1] if best else None
+    results = [stage for stage in finished if not stage.spec.baseline] or finished
+    return results[-1] if results else None
 
 
 def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
@@ -167,8 +168,8 @@ def path_from_noise(model: Model, steps: int) -> PathFromNoise:
 
 @torch.no_grad()
 def interpolate(model: Model) -> Tensor:
-    """One step from noises on the arc between two, T (cos α ε₀ + sin α ε₁): uint8 [strips, length, C, H, W]."""
-    f = model.denoiser
+    """Samples of noises on the arc between two, cos α ε₀ + sin α ε₁: uint8 [strips, length, C, H, W]."""
+    f, steps = model.denoiser, model.sampler.usual_steps[0]
     device = next(f.parameters()).device
     ends = SampleStreams(range(2 * STRIPS)).normal(f.image_shape).view(STRIPS, 2, *f.image_shape)
     angle = torch.linspace(0, torch.pi / 2, STRIP_LENGTH).view(-1, 1, 1, 1)
@@ -176,11 +177,11 @@ def interpolate(model: Model) -> Tensor:
     eps = angle.cos() * ends[:, :1] + angle.sin() * ends[:, 1:]
     conditions = _spread(model, STRIPS)
     strips = []
-    for row, noise in enumerate(eps.to(device)):
+    for row, noise in enumerate(eps):
         same = torch.full((STRIP_LENGTH,), row, device=device)
         condition = None if conditions is None else conditions.select(same)
-        t = torch.full((STRIP_LENGTH,), model.card.t_max)
-        strips.append(quantise(f(model.card.t_max * noise, t, condition).cpu()))
+        streams = SampleStreams([2 * row] * STRIP_LENGTH)
+        strips.append(quantise(last(model.sampler.run(f, streams, condition, steps=steps, first=noise)).cpu()))
     return torch.stack(strips)
 
 

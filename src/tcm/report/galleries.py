@@ -70,7 +70,7 @@ def paths(runs: Sequence[ObservedRun]) -> str:
 
 
 def interpolations(runs: Sequence[ObservedRun]) -> str:
-    """One step from the noises between two noises."""
+    """Samples of the noises between two noises."""
 
     def render(run: ObservedRun) -> str:
         piece = run.showpiece

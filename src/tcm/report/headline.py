@@ -128,14 +128,14 @@ def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, cou
     words += ["-n", str(count or 5000)] if count or digits else []
     words += ["--steps", str(drawn.steps)] if drawn else []
     if drawn is None:
-        times = [t for t in DENOISING_TIMES if t < run.recipe.t_max] + [run.recipe.t_max]
+        _, high = stage.spec.domain(run.recipe)
+        times = [t for t in DENOISING_TIMES if t < high] + [high]
         words += ["--dfid", ",".join(f"{t:g}" for t in times)]
     return shlex.join([*words, "--scores", str(run.folder / SCORES_FILE)])
 
 
 def _is_distance(score: Score) -> bool:
-    named = score.metric == "FID" or score.metric.endswith("distance")
-    return score.t is None and (named or score.metric.startswith("Fréchet distance in "))
+    return score.t is None and score.kind == "fid"
 
 
 def _is_of(score: Score, stage: StageDrawings, described: str | None) -> bool:

@@ -23,19 +23,24 @@ Status = Literal["finished", "failed", "unfinished", "not begun"]
 class StageRecord:
     """A stage as its folder shows it; `lines` are those of metrics.jsonl.
 
-    `span` is the range of times on which its model is defined. A model whose range ends below T has learnt nothing
-    about pure noise, and does not generate; one whose range begins above the recipe's lowest time is truncated.
+    `span` are the times that it trains on; a stage that begins above the recipe's lowest time is truncated. Sampling
+    begins at `start`; a model that has none does not generate.
     """
 
     name: str
     spec: Stage
     sampler: Sampler
     span: tuple[float, float]
-    generates: bool
+    start: float | None
     truncated: bool
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
+
+    @property
+    def generates(self) -> bool:
+        """Whether its model makes images from noise."""
+        return self.start is not None
 
     @property
     def model(self) -> Path:
@@ -154,9 +159,9 @@ def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     spec = recipe.stages[name]
     span = spec.span(recipe)
     lines = _lines(folder / "metrics.jsonl")
-    generates, truncated = span[1] == recipe.t_max, span[0] > recipe.t_min
+    start, truncated = spec.start(recipe), span[0] > recipe.t_min
     sampler = spec.sampler(recipe.second_time)
-    return StageRecord(name, spec, sampler, span, generates, truncated, folder, lines, read_starts(folder))
+    return StageRecord(name, spec, sampler, span, start, truncated, folder, lines, read_starts(folder))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

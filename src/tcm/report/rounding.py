@@ -6,7 +6,7 @@ from tcm.report.drawing import ObservedRun
 from tcm.report.html import Content, paragraph, section, table
 from tcm.report.records import RunRecord
 from tcm.training.metrics import time_bins
-from tcm.training.noise import GOOD, bin_names, read_noise
+from tcm.training.rounding import GOOD, bin_names, read_rounding
 
 
 def rounding(runs: Sequence[ObservedRun]) -> str:
@@ -26,15 +26,15 @@ def rounding(runs: Sequence[ObservedRun]) -> str:
 
 
 def _table(run: RunRecord) -> str:
-    noises = {stage.name: noise for stage in run.stages if (noise := read_noise(stage.lines)) is not None}
-    if not noises:
+    found = {stage.name: rounding for stage in run.stages if (rounding := read_rounding(stage.lines)) is not None}
+    if not found:
         return ""
     names = bin_names(time_bins(run.recipe.t_min, run.recipe.t_max))
-    cosines = {stage: dict(zip(names, noise.pairs, strict=False)) for stage, noise in noises.items()}
-    shown = [name for name in names if any(found.get(name) is not None for found in cosines.values())]
+    cosines = {stage: dict(zip(names, rounding.pairs, strict=False)) for stage, rounding in found.items()}
+    shown = [name for name in names if any(some.get(name) is not None for some in cosines.values())]
     rows: list[list[Content]] = [
-        [stage, noise.precision, f"{noise.gradient:.2f}", *(_text(cosines[stage].get(name)) for name in shown)]
-        for stage, noise in noises.items()
+        [stage, rounding.precision, f"{rounding.gradient:.2f}", *(_text(cosines[stage].get(name)) for name in shown)]
+        for stage, rounding in found.items()
     ]
     return table(["stage", "precision", "gradient", *shown], rows, "long")
 

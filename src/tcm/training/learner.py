@@ -38,7 +38,10 @@ class LossModule(nn.Module):
 
 
 class Learner:
-    """A role's network in training, with its own settings; its loss is scaled where the stage computes in fp16."""
+    """A role's network in training, with its own settings; its loss is scaled where the stage computes in fp16.
+
+    It has its turn in every `every`-th step.
+    """
 
     def __init__(
         self,
@@ -49,8 +52,10 @@ class Learner:
         processes: Processes,
         schedule_offset: int,
         scaled: bool,
+        every: int = 1,
     ) -> None:
         self.role, self.settings, self.processes, self.schedule_offset = role, settings, processes, schedule_offset
+        self.every = every
         self.denoiser: Denoiser = models[role]
         self.loss: nn.Module = LossModule(objective, models, role)
         self.sharded = isinstance(self.denoiser, FSDPModule)
@@ -63,13 +68,17 @@ class Learner:
         self.settled = processes.count < 3 or self.sharded
 
     @property
-    def before(self) -> str:
+    def prefix(self) -> str:
         """The prefix of its numbers and tensors: empty for the student."""
         return "" if self.role == "student" else f"{self.role}."
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step."""
         return learning_rate(self.settings, step, self.schedule_offset)
+
+    def iteration(self, step: int) -> int:
+        """The number of its update at a step: 1, 2, …, whatever other roles do in between."""
+        return step // self.every + 1
 
     def begin(self, step: int) -> None:
         """Before a step's backward passes."""
@@ -101,7 +110,7 @@ class Learner:
         if verdict == "good":
             self.scaler.step(self.optimizer)
             for average in self.averages:
-                average.update(self.denoiser, self.schedule_offset + step + 1)
+                average.update(self.denoiser, self.schedule_offset + self.iteration(step))
         self.scaler.update()
         return verdict, reason
 
@@ -129,10 +138,10 @@ class Learner:
         """All tensors that a checkpoint needs, as views."""
         out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"{self.before}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
         for name, parameter in self.denoiser.named_parameters():
             state = self.optimizer.state[parameter]
-            out |= {f"{self.before}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
+            out |= {f"{self.prefix}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
         return out
 
     def position(self) -> LearnerPosition:

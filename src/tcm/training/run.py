@@ -19,18 +19,27 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.method.conditions import ConditionKind
+from tcm.method.conditions import Classes, ConditionKind
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before
+from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.health import warnings_at_start
+from tcm.training.learner import Learner
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
-from tcm.training.stage_models import Sources, card_of, check_run, needed_stages, stage_models
+from tcm.training.stage_models import (
+    ROLES,
+    Sources,
+    card_of,
+    check_run,
+    models_of_stage,
+    needed_stages,
+    stage_models,
+)
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
@@ -125,7 +134,9 @@ class Run:
             self._check_processes()
             resumed = resumption(self.recipe, self.folder, self.options.later)
             init = noted_init(self.options.init, self.folder)
-            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=self.recipe.classes)
+            said = condition_of(self.recipe)
+            classes = said.count if isinstance(said, Classes) else None
+            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=classes)
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
@@ -146,7 +157,9 @@ class Run:
 
     def _train_stage(self, name: str, plan: "Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder = plan.folders[name]
-        earlier = {other: plan.models[other] for other in stages_before(self.recipe, name)}
+        earlier: dict[str, Path] = {}
+        for other in stages_before(self.recipe, name):
+            earlier |= models_of_stage(self.recipe, other, plan.folders[other])
         with self.processes.agreeing():
             models = stage_models(self.recipe, name, card, Sources(earlier, plan.init))
             if self.processes.first:
@@ -176,7 +189,7 @@ class Run:
                 trainer,
                 plan.batches[name],
                 card,
-                self.recipe.t_max,
+                stage.start(self.recipe) is not None,
                 folder,
                 checkpoints,
                 progress,
@@ -185,7 +198,9 @@ class Run:
                 warnings,
             ).run(stop)
             if finished:
-                self._save_model(trainer, card, folder / "model")
+                for key in trained_roles(self.recipe, name):
+                    self._save_model(trainer.learners[key], models[key].card, folder / ROLES / key)
+                self._save_model(trainer.learner, card, folder / "model")
         return finished
 
     def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
@@ -226,9 +241,9 @@ class Run:
             schedule_offset=offset_of(self.recipe, name),
         )
 
-    def _save_model(self, trainer: Trainer, card: ModelCard, folder: Path) -> None:
-        """Write the stage's first average as its model."""
-        weights = {name: _whole(tensor) for name, tensor in trainer.learner.averages[0].state_dict().items()}
+    def _save_model(self, learner: Learner, card: ModelCard, folder: Path) -> None:
+        """Write a role's first average as its model."""
+        weights = {name: _whole(tensor) for name, tensor in learner.averages[0].state_dict().items()}
         if self.processes.first:
             with torch.device("meta"):
                 model = Model.fresh(card)
@@ -325,7 +340,8 @@ def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
         )
     if expected is not None and found != expected:
         has = "no labels" if found is None else found
-        raise TcmError(f"data.path={recipe.data.path} has {has}, but classes={recipe.classes}; correct one of them")
+        said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
+        raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
     return found if recipe.conditional else None
 
 

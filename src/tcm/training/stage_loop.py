@@ -17,7 +17,7 @@ from tcm.method.preconditioning import c_skip
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.health import COLLAPSE_EVENT, FLAT_EVENT, WARNING, Variation, flatness
 from tcm.training.metrics import MetricsFile, Window
-from tcm.training.noise import GOOD, measure_noise, refuse_noise
+from tcm.training.rounding import GOOD, measure_rounding, refuse_rounding
 from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
 from tcm.weights import Model, ModelCard
@@ -35,7 +35,7 @@ class StageLoop:
     trainer: Trainer
     batches: BatchSource
     card: ModelCard
-    t_max: float
+    generates: bool
     folder: Path
     checkpoints: Checkpoints
     progress: StageProgress
@@ -114,18 +114,18 @@ class StageLoop:
         return position
 
     def _check_precision(self) -> None:
-        """Measure and record what a precision other than fp32 does to this stage; refuse one that leaves noise."""
+        """Measure and record what a precision other than fp32 does to this stage; refuse one that is too coarse."""
         stage, edges = self.trainer.stage, self.trainer.bin_edges
         if stage.precision == "fp32":
             return
-        noise = measure_noise(self.trainer, self.batches)
-        self._write(noise.line())
-        self.progress.say(noise.describe(edges))
-        if not stage.accept_noise:
+        rounding = measure_rounding(self.trainer, self.batches)
+        self._write(rounding.line())
+        self.progress.say(rounding.describe(edges))
+        if not stage.accept_rounding:
             with self.trainer.processes.agreeing():
-                refuse_noise(self.card.provenance.stage or "", noise)
-        if noise.lowest < GOOD:
-            self._event(0, "noise", f"rounding to {stage.precision} is part of what this stage learns from")
+                refuse_rounding(self.card.provenance.stage or "", rounding)
+        if rounding.lowest < GOOD:
+            self._event(0, "rounding", f"rounding to {stage.precision} is part of what this stage learns from")
 
     def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
@@ -164,7 +164,7 @@ class StageLoop:
         trainer = self.trainer
         summary, learners = window.summary(), trainer.learners.values()
         values = summary | {
-            **{f"{learner.before}learning_rate": learner.learning_rate(step - 1) for learner in learners},
+            **{f"{learner.prefix}learning_rate": learner.learning_rate(step - 1) for learner in learners},
             "skipped": trainer.skipped,
             "memory": peak_memory(trainer.processes.device),
         }
@@ -175,9 +175,9 @@ class StageLoop:
             tracker.log(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
 
     def _samples_at(self, step: int) -> bool:
-        """At each interval and at the end; a stage that ends below T has learnt nothing about pure noise."""
+        """At each interval and at the end, if the model generates."""
         stage = self.trainer.stage
-        if stage.sample_every == 0 or self.card.t_max < self.t_max:
+        if stage.sample_every == 0 or not self.generates:
             return False
         return step % stage.sample_every == 0 or step == stage.steps
 

@@ -12,11 +12,13 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.recipes.schema import Recipe, network_of, roles_of, source_stage
+from tcm.recipes.schema import Recipe, network_of, roles_of, source_stage, trained_roles
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
 from tcm.weights.tensors import check_tensors
 
+ROLES = "roles"
+"""The folder, in a stage's, of the models of the other roles that it trains."""
 HEAD = "uncertainty."
 """The prefix of the uncertainty head's tensors, which a consistency model does not use."""
 
@@ -25,7 +27,8 @@ HEAD = "uncertainty."
 class Sources:
     """The models that a recipe's words refer to: those of `earlier` stages, and the one given with --init.
 
-    An earlier stage stands for the folder of its model or, while it is still to come, for the card of that model.
+    An earlier stage stands for the folder of its model or, while it is still to come, for the card of that model; so
+    does `stage.role`, for the model of another role that the stage trains.
     """
 
     earlier: Mapping[str, Path | ModelCard]
@@ -62,18 +65,29 @@ def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], done: Mapping[str,
     earlier: dict[str, Path | ModelCard] = {}
     for name in recipe.stages:
         if name in done:
-            earlier[name] = done[name]
+            earlier |= models_of_stage(recipe, name, done[name].parent)
             continue
-        for role in roles_of(recipe, name).values():
+        others: dict[str, ModelCard] = {}
+        for key, role in roles_of(recipe, name).items():
+            wanted = _role_card(recipe, name, key, cards[name], None)
             with torch.device("meta"):
-                fresh = Model.fresh(_role_card(recipe, name, role, cards[name], None))
+                fresh = Model.fresh(wanted)
             if role.source != "scratch":
                 given = Sources(earlier, init).card(f"{name}.{role.key}", role.source)
-                _check_role(name, role, given, _role_card(recipe, name, role, cards[name], given))
+                wanted = _role_card(recipe, name, key, cards[name], given)
+                _check_role(name, role, given, wanted)
                 if role.trained and role.network != "source":
                     with torch.device("meta"):
                         _weights(name, role, Model.fresh(given), fresh)
-        earlier[name] = cards[name]
+            if key in trained_roles(recipe, name):
+                others[f"{name}.{key}"] = wanted
+        earlier |= others | {name: cards[name]}
+
+
+def models_of_stage(recipe: Recipe, name: str, folder: Path) -> dict[str, Path]:
+    """Where a finished stage's models are, by the words that name them in a recipe; the student's comes last."""
+    others = {f"{name}.{key}": folder / ROLES / key for key in trained_roles(recipe, name)}
+    return others | {name: folder / "model"}
 
 
 def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> dict[str, Model]:
@@ -83,7 +97,7 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
         if role.follows is not None:
             continue
         given = None if role.source == "scratch" else sources.model(f"{name}.{role.key}", role.source)
-        wanted = _role_card(recipe, name, role, card, None if given is None else given.card)
+        wanted = _role_card(recipe, name, key, card, None if given is None else given.card)
         if given is not None:
             _check_role(name, role, given.card, wanted)
         if given is None or role.trained:
@@ -112,7 +126,7 @@ def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:
 def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: ConditionKind | None) -> ModelCard:
     """The card of the model that a stage makes."""
     stage = recipe.stages[name]
-    t_min, t_max = stage.span(recipe)
+    t_min, t_max = stage.domain(recipe)
     fields = {
         "kind": stage.objective,
         "sampler": stage.sampler(recipe.second_time),
@@ -133,17 +147,27 @@ def _fresh(card: ModelCard, seed: int, name: str) -> Model:
         return Model.fresh(card)
 
 
-def _role_card(recipe: Recipe, name: str, role: Role, card: ModelCard, given: ModelCard | None) -> ModelCard:
-    """What a role's model must be in a stage that makes the model of this card."""
+def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: ModelCard | None) -> ModelCard:
+    """What a role's model must be in a stage that makes the model of this card.
+
+    The student is sampled as the stage says. Another role is what it comes from, on the times that the stage trains on.
+    """
+    stage, role = recipe.stages[name], roles_of(recipe, name)[key]
     if role.network == "source" and given is not None:
-        return given.model_copy(update={"image_shape": card.image_shape, "condition": card.condition})
-    return card.model_copy(update={"network": network_of(recipe, recipe.stages[name], role)})
+        own = {"image_shape": card.image_shape, "condition": card.condition, "provenance": card.provenance}
+        return given.model_copy(update=own)
+    fields: dict[str, object] = {"network": network_of(recipe, stage, role)}
+    if key != "student":
+        t_min, t_max = stage.span(recipe)
+        fields |= {"t_min": t_min, "t_max": t_max}
+        fields |= {} if given is None else {"kind": given.kind, "sampler": given.sampler}
+    return card.model_copy(update=fields)
 
 
 def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, Tensor]:
-    """The weights with which a role's model starts: the source's, but for those that start afresh."""
+    """The weights with which a role's model starts: the source's, but for those to reinitialise."""
     own, given = target.denoiser.state_dict(), source.denoiser.state_dict()
-    free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.afresh))}
+    free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.reinitialize))}
     fitting = {tensor for tensor in free & own.keys() & given.keys() if own[tensor].shape == given[tensor].shape}
     weights = {tensor: given[tensor] for tensor in given if tensor not in free - fitting}
     weights |= {tensor: own[tensor] for tensor in own if tensor in free - fitting}
@@ -159,7 +183,7 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
             f"{what} is a {given.sampler.model} model, but this stage needs a {role.sampler.model} model there; "
             f"name another"
         )
-    found, needed = (_traits(card, network=not role.afresh) for card in (given, wanted))
+    found, needed = (_traits(card, network=not role.reinitialize) for card in (given, wanted))
     for field in needed:
         if found.get(field) != needed[field]:
             raise TcmError(
@@ -168,7 +192,7 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
     low, high = given.t_min, given.t_max
     if asked := role.missing(low, high):
         raise TcmError(
-            f"{what} is asked for {asked}, but it is defined only from {low:g} to {high:g}; change one of the two "
+            f"{what} must cover {asked}, but it is defined only from {low:g} to {high:g}; change one of the two "
             "ranges or "
             f"name another model"
         )

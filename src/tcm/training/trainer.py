@@ -56,6 +56,7 @@ class Trainer:
     ) -> None:
         self.stage, self.objective, self.models, self.processes = stage, objective, models, processes
         self.seed, self.bin_edges = seed, bin_edges
+        every = {turn.role: turn.every for turn in stage.turns}
         self.learners = {
             name: Learner(
                 name,
@@ -65,6 +66,7 @@ class Trainer:
                 processes,
                 schedule_offset,
                 scaled=stage.precision == "fp16",
+                every=every.get(name, 1),
             )
             for name, role in roles.items()
             if role.trained
@@ -103,10 +105,10 @@ class Trainer:
         if verdict == "good":
             for role, (followed, decay) in self.followers.items():
                 if followed == learner.role:
-                    follow(self.models[role], learner.denoiser, decay.beta(step + 1))
+                    follow(self.models[role], learner.denoiser, decay.beta(learner.iteration(step)))
         found = dict(zip(names, numbers, strict=False)) | {"gradient_norm": gradient_norm}
-        found = {f"{learner.before}{name}": number for name, number in found.items()}
-        if learner.before and reason:
+        found = {f"{learner.prefix}{name}": number for name, number in found.items()}
+        if learner.prefix and reason:
             reason = f"{learner.role}: {reason}"
         return StepRecord(found, bins, verdict, reason, stops > 0)
 

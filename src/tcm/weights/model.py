@@ -25,7 +25,7 @@ from torch import Tensor
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
-from tcm.foundation.plugins import find_class, read_table
+from tcm.foundation.plugins import reader_of
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import CONDITION_KINDS, Condition, ConditionChoice, ConditionKind
 from tcm.method.preconditioning import Denoiser, Uncertainty
@@ -35,25 +35,15 @@ from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
-
 SAMPLERS: dict[str, type[Sampler]] = {"consistency": ConsistencySampler, "heun": HeunSampler}
 
-
-def _read_sampler(table: Any) -> Any:
-    return read_table(table, "kind", lambda kind: find_class("kind", kind, SAMPLERS, Sampler, "tcm.samplers"))
-
-
-AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(_read_sampler)]
+AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(reader_of(SAMPLERS, Sampler, "tcm.samplers"))]
 """A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.samplers`, or `module:Class`."""
 
 
-def _read_condition(table: Any) -> Any:
-    return read_table(
-        table, "kind", lambda kind: find_class("kind", kind, CONDITION_KINDS, ConditionKind, "tcm.conditions")
-    )
-
-
-AnyCondition = Annotated[SerializeAsAny[ConditionKind], BeforeValidator(_read_condition)]
+AnyCondition = Annotated[
+    SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.conditions"))
+]
 """What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
 
 

@@ -61,8 +61,8 @@ class Pairs:
 def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
     """f_{θ,θ0⁻}^trunc(x, t) = f_θ(x, t) 1{t ≥ t'} + f_θ0⁻(x, t) 1{t < t'}. TCM Eq. 5.
 
-    Each sample goes through one network only, with its own dropout masks. A network is called even for no sample:
-    where its weights are shared among processes, each of them has to take part.
+    Each sample goes through one network only, with its own dropout masks. A network without samples is called for the
+    first, whose output is not used: where its weights are shared among processes, each of them has to take part.
     """
     early = t < t_prime
     if bool(early.any()):
@@ -70,10 +70,13 @@ def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) ->
     out = torch.empty_like(x)
     for role, rows in (("frozen", early.nonzero()[:, 0]), ("student", (~early).nonzero()[:, 0])):
         if role in models:
-            here = to_device(rows, x.device)
+            some = rows if len(rows) else torch.zeros(1, dtype=torch.long)
+            here = to_device(some, x.device)
             condition = None if draw.condition is None else draw.condition.select(here)
             masks = None if draw.masks is None else [mask[here] for mask in draw.masks]
-            out[here] = models[role](x[here], t[rows], condition, masks)
+            output = models[role](x[here], t[some], condition, masks)
+            if len(rows):
+                out[here] = output
     return out
 
 

@@ -6,13 +6,14 @@ A stage owns its consequences: nothing outside its file asks which kind it is.
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.plugins import reader_of
 from tcm.method.averaging import PowerDecay
 from tcm.method.objectives import Objective
 from tcm.method.sampling import ConsistencySampler, Sampler
-from tcm.method.times import LogNormal, LogStudentT
+from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import AnyNetwork
 from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
@@ -29,7 +30,10 @@ def _offset(value: object) -> object:
 
 Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-Times = Annotated[LogNormal | LogStudentT, Field(discriminator="kind")]
+
+TIMES: dict[str, type[TimeDistribution]] = {"lognormal": LogNormal, "logstudentt": LogStudentT}
+Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.times"))]
+"""A distribution of times, read by its `kind`: ours, an entry point of `tcm.times`, or `module:Class`."""
 
 
 class Setting(Spec):
@@ -68,7 +72,9 @@ class Stage(Optimization):
         default="fp32",
         description="precision of the network's arithmetic; fp32 is IEEE's, fp16 comes with dynamic loss scaling",
     )
-    accept_noise: bool = Field(default=False, description="train even if rounding drowns the gradient or the pairs")
+    accept_rounding: bool = Field(
+        default=False, description="train even if rounding error swamps the gradient or the pair differences"
+    )
     compile: bool = Field(default=False, description="compile the network with torch.compile")
     dropout: Fraction | None = Field(default=None, description="dropout in this stage; unset: the network's")
     init: str = Field(
@@ -85,6 +91,9 @@ class Stage(Optimization):
     keep: int = Field(default=2, ge=1, description="checkpoints that are kept", json_schema_extra=on_resume("free"))
     sample_every: int = Field(
         default=1000, ge=0, description="steps between sample grids; 0 for none", json_schema_extra=on_resume("free")
+    )
+    baseline: bool = Field(
+        default=False, description="trained for comparison: a report does not show its model as the run's result"
     )
 
     turns: ClassVar[tuple[Turn, ...]] = (Turn(),)
@@ -103,8 +112,21 @@ class Stage(Optimization):
         """A few words for a report."""
 
     def span(self, setting: Setting) -> tuple[float, float]:
-        """The times [low, high] that the stage trains on, and on which its model is defined."""
+        """The times [low, high] that the stage trains on."""
         return setting.t_min, setting.t_max
+
+    def start(self, setting: Setting) -> float | None:
+        """Where sampling begins, and the model's range ends; None if the model does not generate.
+
+        By default a stage that ends below T has learnt nothing about pure noise, and does not generate.
+        """
+        _, high = self.span(setting)
+        return high if high == setting.t_max else None
+
+    def domain(self, setting: Setting) -> tuple[float, float]:
+        """The times [low, high] on which the stage's model is defined."""
+        (low, high), start = self.span(setting), self.start(setting)
+        return low, high if start is None else start
 
     def sampler(self, second_time: float) -> Sampler:
         """How the stage's model is sampled; `second_time` is the recipe's."""

@@ -2,11 +2,12 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.plugins import reader_of
 from tcm.method.curriculum import Curriculum
-from tcm.method.distances import WEIGHTINGS, PseudoHuber, SquaredL2, WeightingName
+from tcm.method.distances import WEIGHTINGS, Distance, PseudoHuber, SquaredL2, WeightingName
 from tcm.method.objectives import Consistency, Distillation, Pairs
 from tcm.method.sampling import HeunSampler
 from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
@@ -15,7 +16,9 @@ from tcm.recipes.stages.base import Setting, Stage, Times
 from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
-AnyDistance = Annotated[PseudoHuber | SquaredL2, Field(discriminator="kind")]
+DISTANCES: dict[str, type[Distance]] = {"pseudo_huber": PseudoHuber, "squared_l2": SquaredL2}
+AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DISTANCES, Distance, "tcm.distances"))]
+"""A distance, read by its `kind`: ours, an entry point of `tcm.distances`, or `module:Class`."""
 
 
 class PairsStage(Stage):

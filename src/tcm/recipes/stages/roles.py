@@ -10,10 +10,23 @@ from tcm.recipes.stages.optimization import Optimization
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Evaluations of a network per image in a step (expected numbers may be fractions): with gradient, without, and
+    with a tangent (forward mode). `idle` are calls whose output is not used: another network takes the images.
+    """
+
+    gradient: float = 1
+    plain: float = 0
+    tangent: float = 0
+    idle: float = 0
+
+
+@dataclass(frozen=True)
 class Role:
     """A model of a stage: where it comes from, and what it must be.
 
-    `key` is the recipe's key that names its `source`: "scratch", "previous", "init", an earlier stage or a folder.
+    `key` is the recipe's key that names its `source`: "scratch", "previous", "init", an earlier stage, another role
+    that an earlier stage trained (`stage.role`), or a folder.
     A role that follows another needs neither: it starts from the other's weights.
     """
 
@@ -30,14 +43,17 @@ class Role:
     highest: float | None = None
     """The times that the stage asks the model for."""
     knows_null: str | None = None
-    """If it must know the null condition, the stage's setting that does without, such as "guidance=1.0"."""
+    """Set if the source must know the null condition; names the setting that removes this requirement:
+    "guidance=1.0"."""
     network: NetworkConfig | Literal["student", "source"] = "student"
     """Its network: the student's, the source's, or its own."""
-    afresh: tuple[str, ...] = ()
-    """Prefixes of the names of tensors that may differ from the source's or be absent there: they start from scratch.
-    With any, the networks need not be the same. The uncertainty head may always differ.
+    reinitialize: tuple[str, ...] = ()
+    """Prefixes of tensors to initialise from scratch instead of copying. With any, the networks need not be the same;
+    the uncertainty head may always differ.
     """
     precision: Literal["fp32", "bf16"] = "fp32"
+    rows: Rows = Rows(gradient=0)
+    """The evaluations of its network in a step, if that is not the student's; the stage's `rows` leave them out."""
 
     def missing(self, low: float, high: float) -> str | None:
         """The times that the stage asks for, if a model that is defined on [low, high] does not know them all.
@@ -57,15 +73,3 @@ class Turn:
 
     role: str = "student"
     every: int = 1
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Evaluations of the student's network per image in a step (expected numbers may be fractions): with gradient,
-    without, and with a tangent (forward mode). `idle` are calls for the images that another network takes.
-    """
-
-    gradient: float = 1
-    plain: float = 0
-    tangent: float = 0
-    idle: float = 0

@@ -29,11 +29,11 @@ FEWEST = 8
 """A bin with fewer pairs than this tells nothing."""
 
 GOOD, LEAST = 0.9, 0.5
-"""Cosines below GOOD are worth a warning; a stage with one below LEAST learns from noise."""
+"""Cosines below GOOD are worth a warning; a stage with one below LEAST learns mostly from rounding."""
 
 
 @dataclass(frozen=True)
-class Noise:
+class Rounding:
     """Cosines with IEEE fp32: of the gradient, and the mean of those of f(x_t) − f(x_r) in each bin of t.
 
     1 means that rounding does nothing. A bin with too few pairs has none, nor has a diffusion stage.
@@ -70,16 +70,16 @@ def bin_names(bin_edges: Tensor) -> list[str]:
     return [f"t {low:.2g} to {high:.2g}" for low, high in pairwise(bin_edges.tolist())]
 
 
-def read_noise(lines: Sequence[dict[str, Any]]) -> Noise | None:
+def read_rounding(lines: Sequence[dict[str, Any]]) -> Rounding | None:
     """The record of it in the lines of a metrics.jsonl."""
     found = [line for line in lines if "gradient_cosine" in line]
     if not found:
         return None
     line = found[-1]
-    return Noise(line["precision"], line["gradient_cosine"], tuple(line.get("pair_cosine_by_t", ())))
+    return Rounding(line["precision"], line["gradient_cosine"], tuple(line.get("pair_cosine_by_t", ())))
 
 
-def measure_noise(trainer: Trainer, batches: BatchSource) -> Noise:
+def measure_rounding(trainer: Trainer, batches: BatchSource) -> Rounding:
     """Compare the stage's precision with IEEE fp32 on its first batches, at its last and tightest ratio.
 
     Neither weights nor random numbers of the run change, and all processes find the same.
@@ -96,15 +96,15 @@ def measure_noise(trainer: Trainer, batches: BatchSource) -> Noise:
                 sums += _pairs_by_time(trainer, exact, rounded)
     totals, counts = trainer.processes.sum(sums.to(trainer.processes.device)).cpu().chunk(2)
     pairs = [float(total / n) if n >= FEWEST else None for total, n in zip(totals, counts, strict=True)]
-    return Noise(precision, sum(gradients) / count, tuple(pairs) if counts.any() else ())
+    return Rounding(precision, sum(gradients) / count, tuple(pairs) if counts.any() else ())
 
 
-def refuse_noise(stage: str, noise: Noise) -> None:
-    """Refuse a precision in which a stage would learn from noise."""
-    if noise.lowest < LEAST:
+def refuse_rounding(stage: str, rounding: Rounding) -> None:
+    """Refuse a precision in which a stage would learn mostly from rounding."""
+    if rounding.lowest < LEAST:
         raise TcmError(
-            f"{stage}.precision={noise.precision!r} leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
-            f"{noise.lowest:.2f}, below {LEAST}; use precision='fp32', or accept_noise=true to train anyway"
+            f"{stage}.precision={rounding.precision!r} leaves mostly rounding error: its lowest cosine with IEEE fp32 "
+            f"is {rounding.lowest:.2f}, below {LEAST}; use precision='fp32', or accept_rounding=true to train anyway"
         )
 
 
@@ -137,7 +137,7 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _Watched(Distance):
     """A distance that also keeps the differences it is given, in `seen`."""
 
     distance: Distance

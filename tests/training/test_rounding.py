@@ -1,4 +1,4 @@
-"""What a precision other than fp32 does to a stage is measured when it begins, and refused where only noise is left."""
+"""What a precision other than fp32 does to a stage is measured when it begins, and refused where it drowns the rest."""
 
 import json
 from itertools import product
@@ -18,7 +18,7 @@ from tcm.method.objectives import Consistency
 from tcm.method.preconditioning import column
 from tcm.recipes.resolve import resolve
 from tcm.training.metrics import TIME_BINS
-from tcm.training.noise import BATCHES, FEWEST, Noise, measure_noise, read_noise
+from tcm.training.rounding import BATCHES, FEWEST, Rounding, measure_rounding, read_rounding
 from tcm.training.run import RunOptions
 from tcm.training.stage_loop import StageLoop
 
@@ -61,16 +61,16 @@ def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
         cosines.append(cosine_similarity(*found))
         times.append(draw.t)
     t, cosine = torch.cat(times), torch.cat(cosines)
-    noise = measure_noise(trainer, fit.batches)
-    assert len(noise.pairs) == TIME_BINS
-    for low, high, measured in zip(trainer.bin_edges, trainer.bin_edges[1:], noise.pairs, strict=False):
+    rounding = measure_rounding(trainer, fit.batches)
+    assert len(rounding.pairs) == TIME_BINS
+    for low, high, measured in zip(trainer.bin_edges, trainer.bin_edges[1:], rounding.pairs, strict=False):
         inside = (t > low) & (t <= high)
         assert (measured is not None) == (int(inside.sum()) >= FEWEST)
         if measured is not None:
             assert measured == pytest.approx(float(cosine[inside].mean()), abs=0.01)
-    assert sum(measured is not None for measured in noise.pairs) >= 6
-    assert noise.lowest < 0.3
-    assert -0.5 < noise.gradient < 0.9
+    assert sum(measured is not None for measured in rounding.pairs) >= 6
+    assert rounding.lowest < 0.3
+    assert -0.5 < rounding.gradient < 0.9
 
 
 def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
             found.append(torch.cat([p.grad.flatten() for p in trainer.student.parameters() if p.grad is not None]))
         cosines.append(float(cosine_similarity(*found, dim=0)))
     trainer.student.zero_grad()
-    assert measure_noise(trainer, fit.batches).gradient == pytest.approx(sum(cosines) / BATCHES, abs=0.01)
+    assert measure_rounding(trainer, fit.batches).gradient == pytest.approx(sum(cosines) / BATCHES, abs=0.01)
 
 
 def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer = fit.trainer
     trainer.models = {"student": trainer.student, "frozen": trainer.student}
-    noise = measure_noise(trainer, fit.batches)
-    assert noise.gradient == pytest.approx(1, abs=1e-5)
-    assert [cosine for cosine in noise.pairs if cosine is not None] == pytest.approx(
-        [1.0] * sum(cosine is not None for cosine in noise.pairs), abs=1e-5
+    rounding = measure_rounding(trainer, fit.batches)
+    assert rounding.gradient == pytest.approx(1, abs=1e-5)
+    assert [cosine for cosine in rounding.pairs if cosine is not None] == pytest.approx(
+        [1.0] * sum(cosine is not None for cosine in rounding.pairs), abs=1e-5
     )
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_disturbed(tmp_path: Path) -> None:
         before = {key: tensor.clone() for key, tensor in fit.trainer.tensors().items()}
         state, position = torch.get_rng_state(), fit.trainer.position(0)
         if name == "measured":
-            measure_noise(fit.trainer, fit.batches)
+            measure_rounding(fit.trainer, fit.batches)
         assert torch.equal(torch.get_rng_state(), state)
         assert fit.trainer.position(0) == position
         assert all(torch.equal(before[key], tensor) for key, tensor in fit.trainer.tensors().items())
@@ -133,16 +133,16 @@ def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
     options = RunOptions(init="digits")
     with pytest.raises(TcmError) as error:
         train(tiny_recipe(2, *words, "consistency.precision=bf16"), run, options)
-    noise = read_noise(lines(stage))
-    assert noise is not None
+    rounding = read_rounding(lines(stage))
+    assert rounding is not None
     assert str(error.value) == (
-        f"consistency.precision='bf16' leaves mostly rounding noise: its lowest cosine with IEEE fp32 is "
-        f"{noise.lowest:.2f}, below 0.5; use precision='fp32', or accept_noise=true to train anyway"
+        f"consistency.precision='bf16' leaves mostly rounding error: its lowest cosine with IEEE fp32 is "
+        f"{rounding.lowest:.2f}, below 0.5; use precision='fp32', or accept_rounding=true to train anyway"
     )
-    accepted = tiny_recipe(2, *words, "consistency.precision=bf16", "consistency.accept_noise=true")
+    accepted = tiny_recipe(2, *words, "consistency.precision=bf16", "consistency.accept_rounding=true")
     printed = train(accepted, run, options)
     assert "cosines of bf16 with IEEE fp32: of the gradient" in printed
-    assert [event["event"] for event in events(stage)] == ["noise"]
+    assert [event["event"] for event in events(stage)] == ["rounding"]
     assert noise_line(stage)["precision"] == "bf16"
     assert resolve(str(run / "recipe.toml")) == accepted
     with pytest.raises(TcmError, match=r"was started with another recipe \(consistency.precision"):
@@ -151,7 +151,7 @@ def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
 
 def test_fp32_is_the_other_remedy(tmp_path: Path) -> None:
     words = ["t_max=80.0", "sigma_data=0.75", *HARD]
-    with pytest.raises(TcmError, match="leaves mostly rounding noise"):
+    with pytest.raises(TcmError, match="leaves mostly rounding error"):
         train(tiny_recipe(2, *words, "consistency.precision=bf16"), tmp_path / "run", RunOptions(init="digits"))
     train(tiny_recipe(2, *words), tmp_path / "run", RunOptions(init="digits"))
     assert all("gradient_cosine" not in line for line in lines(tmp_path / "run" / "1-consistency"))
@@ -171,7 +171,7 @@ def test_a_resumed_stage_does_not_measure_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard", [False, True])
 def test_processes_find_the_same(launcher: Launcher, tmp_path: Path, shard: bool) -> None:
-    words = tiny(2, *HARD, "consistency.init=scratch", "consistency.precision=bf16", "consistency.accept_noise=true")
+    words = tiny(2, *HARD, "consistency.init=scratch", "consistency.precision=bf16", "consistency.accept_rounding=true")
     arguments = ("train", "digits", *words)
     train(resolve("digits", words), tmp_path / "alone")
     ended = launcher.run_ranks(2, *arguments, "--run", str(tmp_path / "two"), *(["--shard"] if shard else []))
@@ -184,10 +184,10 @@ def test_processes_find_the_same(launcher: Launcher, tmp_path: Path, shard: bool
 
 
 def test_lines_come_back(tmp_path: Path) -> None:
-    noise = Noise("tf32", 0.75, (None, 0.5))
-    written = [json.loads(json.dumps(line)) for line in ({"step": 0, "loss": 1.0}, noise.line())]
-    assert read_noise(written) == noise
-    assert read_noise(written[:1]) is None
-    assert noise.describe(torch.tensor([0.1, 1.0, 10.0])) == (
+    rounding = Rounding("tf32", 0.75, (None, 0.5))
+    written = [json.loads(json.dumps(line)) for line in ({"step": 0, "loss": 1.0}, rounding.line())]
+    assert read_rounding(written) == rounding
+    assert read_rounding(written[:1]) is None
+    assert rounding.describe(torch.tensor([0.1, 1.0, 10.0])) == (
         "cosines of tf32 with IEEE fp32: of the gradient 0.75; of f(x_t) − f(x_r) 0.50 (t 1 to 10)"
     )
