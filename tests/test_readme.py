@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = tcm.DDPMppConfig(channels=8, channel_mult=(1, 2), blocks=1, attention=())
     card = tcm.ModelCard(kind="truncated", network=network, image_shape=(3, 32, 32), t_min=1.0)
     tcm.Model.fresh(card).save(place / "runs" / "photos" / "2-truncated" / "model")
+    (place / "runs" / "photos" / "recipe.toml").touch()
     return place
 
 

@@ -55,6 +55,11 @@ def run(*arguments: object) -> str:
     return result.stdout
 
 
+def said(*arguments: object) -> str:
+    """What a command prints to stderr."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False).stderr
+
+
 def in_two_processes(folder: Path, *arguments: object) -> None:
     environment = {"TCM_DATA": str(folder / "cache of two")}
     ended = Launcher(folder).run_ranks(2, *map(str, arguments), environment=environment)
@@ -156,16 +161,16 @@ def a_run(models: Path) -> Path:
 def test_a_run_stands_for_its_last_finished_stage(models: Path) -> None:
     folder = a_run(models)
     line = "a run: using 10-again, the last finished stage\n"
-    assert run("sample", folder, "-n", 4, "--out", "run.npz").startswith(line)
+    assert said("sample", folder, "-n", 4, "--out", "run.npz").startswith(line)
     run("sample", models / "truncated", "-n", 4, "--out", "model.npz")
     np.testing.assert_array_equal(np.load("run.npz")["images"], np.load("model.npz")["images"])
     assert tcm.load(folder).card == tcm.load(str(folder)).card == tcm.load(models / "truncated").card
     shared = ["--data", "digits", "--detector", "digits", "-n", 70]
-    assert run("eval", folder, *shared).startswith(line)
+    assert said("eval", folder, *shared).startswith(line)
     assert read_scores(Path("scores.jsonl"))[0].subject == "a run/10-again/model"
-    assert run("times", folder, *shared, "--grid", "1,2", "--write").startswith(line)
+    assert said("times", folder, *shared, "--grid", "1,2", "--write").startswith(line)
     assert json.loads((folder / "10-again" / "model" / "config.json").read_text())["sampler"]["second_time"] in (1, 2)
-    assert run("export", folder, "--to", "edm-state-dict").startswith(line)
+    assert said("export", folder, "--to", "edm-state-dict").startswith(line)
     assert (folder / "10-again" / "model-edm.safetensors").is_file()
 
 

@@ -6,7 +6,8 @@ from scipy.spatial.distance import pdist
 
 from tcm.data import open_dataset
 from tcm.data.dataset import ArrayDataset, ClassLabels
-from tcm.planning.look import farthest, look_at, mirror_test
+from tcm.data.mirroring import mirror_test
+from tcm.planning.look import farthest, look_at
 
 RNG = np.random.default_rng(0)
 

@@ -38,6 +38,12 @@ def test_what_is_unconditional_stays_so(tmp_path: Path) -> None:
     assert not found.conditional
 
 
+def test_what_the_user_gives_stays(tmp_path: Path) -> None:
+    words = [f"data.path={saved(tmp_path, (1, 8, 8), 10)}", "sigma_data=0.1"]
+    assert adapted(resolve("digits", words), {"data.path", "sigma_data"}).sigma_data == 0.1
+    assert adapted(resolve("digits", words)).sigma_data > 0.5
+
+
 def test_a_close_sigma_data_stays(tmp_path: Path) -> None:
     path = saved(tmp_path, (1, 8, 8), 10)
     assert adapted(resolve("digits", [f"data.path={path}", "sigma_data=0.6"])).sigma_data == 0.6

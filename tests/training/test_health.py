@@ -12,7 +12,7 @@ from tcm.data import ArrayDataset, open_dataset
 from tcm.data.summary import summarize
 from tcm.recipes.resolve import resolve, shipped
 from tcm.training import health
-from tcm.training.health import Variation, flatness, long_averages, warnings_in, wrong_sigma_data
+from tcm.training.health import Variation, flatness, long_averages, warnings_at_start, warnings_in, wrong_sigma_data
 
 
 @pytest.mark.parametrize(("decay", "steps", "wrong"), [(0.99, 300, False), (0.99, 299, True), (0.9999, 1000, True)])
@@ -36,6 +36,12 @@ def test_the_remedy_is_one() -> None:
 def test_no_shipped_recipe_averages_for_too_long(name: str) -> None:
     recipe = resolve(name)
     assert [long_averages(stage, spec) for stage, spec in recipe.stages.items()] == [[] for _ in recipe.stages]
+
+
+@pytest.mark.parametrize(("flip", "wrong"), [("true", True), ("false", False)])
+def test_mirrored_digits(flip: str, wrong: bool) -> None:
+    found = warnings_at_start(resolve("digits", [f"data.flip={flip}"]), "diffusion", open_dataset("digits"), 0.75)
+    assert any("set data.flip=false" in one for one in found) == wrong
 
 
 def test_sigma_data_far_from_the_datas() -> None:

@@ -94,7 +94,8 @@ def train(
             if not processes.first:
                 warnings.simplefilter("ignore", TcmWarning)  # the first process says it
             named = resolve(recipe, changes)
-            resolved = named if own else adapted(named)  # a run's own recipe has been adapted
+            given = {change.partition("=")[0].strip() for change in changes}
+            resolved = named if own else adapted(named, given)  # a run's own recipe has been adapted
         if adjustments := differences(named, resolved):
             console.print(f"adapted to {named.data.path}: {'; '.join(adjustments)}", highlight=False, soft_wrap=True)
         folder = run or Path("runs", resolved.name)

@@ -1,6 +1,8 @@
 """A recipe for other data than it was written for: shape, classes and sigma_data as the data has them."""
 
 import tomllib
+from collections.abc import Set
+from dataclasses import asdict
 
 import numpy as np
 
@@ -17,8 +19,11 @@ CLOSE = 0.1
 """A sigma_data that is off by a smaller share is left as it is."""
 
 
-def adapted(recipe: Recipe) -> Recipe:
-    """The recipe with what its data has, if it `adapts`; otherwise the recipe itself. Streams are not adapted to."""
+def adapted(recipe: Recipe, given: Set[str] = frozenset()) -> Recipe:
+    """The recipe with what its data has, if it `adapts`; otherwise the recipe itself.
+
+    The keys that the user has `given` stay as they are. Streams are not adapted to.
+    """
     if not recipe.adapts or recipe.data.path.startswith(STREAM):
         return recipe
     data = open_dataset(recipe.data.path, channels=recipe.data.channels, memory_limit=0)
@@ -26,10 +31,12 @@ def adapted(recipe: Recipe) -> Recipe:
     changes = {
         "image_shape": list(data.shape),
         "classes": kind.count if isinstance(kind, Classes) else None,
+        "condition": None if kind is None or isinstance(kind, Classes) else asdict(kind),
         "conditional": recipe.conditional and kind is not None,
         "sigma_data": recipe.sigma_data if abs(measured / recipe.sigma_data - 1) < CLOSE else measured,
     }
     try:
+        changes = {key: value for key, value in changes.items() if key not in given}
         return recipe_of(tomllib.loads(to_toml(recipe)) | changes, recipe.name)
     except TcmError as error:
         raise TcmError(f"data.path={recipe.data.path} does not fit: {error}") from error

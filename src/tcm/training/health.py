@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from tcm.data import Dataset, Stream
+from tcm.data.mirroring import mirrors
 from tcm.method.averaging import ConstantDecay
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
@@ -28,7 +29,7 @@ def warnings_at_start(recipe: Recipe, name: str, data: Dataset | Stream, sigma_d
     """What is wrong with a stage before its first step; what concerns all stages is said in the first."""
     found = long_averages(name, recipe.stages[name])
     if name == next(iter(recipe.stages)) and isinstance(data, Dataset):
-        found += wrong_sigma_data(sigma_data, data)
+        found += wrong_sigma_data(sigma_data, data) + (wrong_mirroring(data) if recipe.data.flip else [])
     return found
 
 
@@ -61,6 +62,17 @@ def wrong_sigma_data(sigma_data: float, dataset: Dataset) -> list[str]:
     return [
         f"sigma_data={sigma_data:g} is far from the data's standard deviation, {deviation:.2g}; "
         f"set sigma_data={deviation:.2g}"
+    ]
+
+
+def wrong_mirroring(dataset: Dataset) -> list[str]:
+    """Images that have a left and a right."""
+    test = mirrors(dataset)
+    if test.safe:
+        return []
+    return [
+        f"data.flip=true mirrors images that have a left and a right: a linear classifier tells {test.group} from "
+        f"their mirror images in {test.accuracy:.0%} of cases; set data.flip=false"
     ]
 
 
