@@ -33,6 +33,7 @@ from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe, roles_of
+from tcm.training.adapting import adapted
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer
@@ -113,6 +114,8 @@ def test_a_recipe_says_what_the_data_must_have(tmp_path: Path) -> None:
     assert recipe.condition == KIND
     (tmp_path / "recipe.toml").write_text(to_toml(recipe))
     assert resolve(str(tmp_path / "recipe.toml")) == recipe
+    adapts = resolve("digits", ["adapts=true", "data.path=vector_condition:HalvesData"])
+    assert (adapted(adapts).classes, adapted(adapts).condition) == (None, KIND)
     cost = estimate(recipe, recipe.stages["diffusion"])
     assert cost.parameters == 10 + 64 * 3
     other = recipe.model_copy(update={"condition": VectorKind(3)})

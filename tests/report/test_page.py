@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.evaluation.scores import read_scores
-from tcm.training.rounding import Noise
+from tcm.training.rounding import Rounding
 
 ALL = [
     "Results",
@@ -88,12 +88,12 @@ def test_finished_run(fair_run: Path) -> None:
 def test_rounding_of_stages_in_another_precision(fair_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(fair_run, run)
-    for stage, noise in {
-        "0-diffusion": Noise("bf16", 0.998),
-        "3-truncated": Noise("fp16", 0.876, (*[None] * 8, 0.543, None)),
+    for stage, rounding in {
+        "0-diffusion": Rounding("bf16", 0.998),
+        "3-truncated": Rounding("fp16", 0.876, (*[None] * 8, 0.543, None)),
     }.items():
         metrics = run / stage / "metrics.jsonl"
-        metrics.write_text(json.dumps(noise.line()) + "\n" + metrics.read_text())
+        metrics.write_text(json.dumps(rounding.line()) + "\n" + metrics.read_text())
     page = report(run)
     assert page.headings == [*ALL[: ALL.index("Stability") + 1], "Rounding", *ALL[ALL.index("Stability") + 1 :]]
     text = " ".join(page.text.split())

@@ -1,6 +1,7 @@
 """A recipe for other data than it was written for: shape, classes and sigma_data as the data has them."""
 
 import tomllib
+from dataclasses import asdict
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def adapted(recipe: Recipe) -> Recipe:
     changes = {
         "image_shape": list(data.shape),
         "classes": kind.count if isinstance(kind, Classes) else None,
+        "condition": None if kind is None or isinstance(kind, Classes) else asdict(kind),
         "conditional": recipe.conditional and kind is not None,
         "sigma_data": recipe.sigma_data if abs(measured / recipe.sigma_data - 1) < CLOSE else measured,
     }
