@@ -28,7 +28,7 @@ _CONTEXT.set_forkserver_preload(["tcm.cli.cost_tables", "tcm.training.run", "tor
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:
     """Overrides that make `digits` a matter of seconds, with a checkpoint every 4 steps, and dropout."""
-    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2", "t_max=10.0", "sigma_data=0.5"]
+    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2", "t_max=10.0", "sigma_data=0.75"]
     words = [f"steps={steps}", "batch=16", "log_every=2", "checkpoint_every=4"]
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
     # A grid of the diffusion model's samples costs more than all its steps: there is one, at the end.

@@ -105,7 +105,7 @@ def test_moved_data(tmp_path: Path, known: str) -> None:
 
 def test_an_extended_stage_is_that_of_a_longer_run(tmp_path: Path) -> None:
     """Bit for bit: weights, averages, optimiser; and the metrics too where the old end is a multiple of log_every."""
-    averages = "diffusion.averages=[{kind='power', gamma=6.94}, {kind='constant', decay=0.9}]"
+    averages = "diffusion.averages=[{kind='power', gamma=6.94}, {kind='constant', decay=0.5}]"
     schedule = ("diffusion.schedule=inverse_sqrt", "diffusion.schedule_reference=3", "diffusion.warmup=5")
     for steps in (10, 20):
         said = train(tiny_recipe(steps, *ONLY, averages, *schedule), tmp_path / "run")

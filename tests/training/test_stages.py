@@ -112,7 +112,15 @@ def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
     card = tcm.Model.load(finished / FOLDERS[0] / "model").card
     network = card.network.model_copy(update={"dropout": 0.0})
     source = tcm.Model.fresh(
-        card.model_copy(update={"network": network, "image_shape": (3, 8, 8), "condition": None, "t_max": 80.0})
+        card.model_copy(
+            update={
+                "network": network,
+                "image_shape": (3, 8, 8),
+                "condition": None,
+                "t_max": 80.0,
+                "sigma_data": 0.5,
+            }
+        )
     )
     export_state_dict(source, tmp_path / "published.safetensors")
     import_checkpoint(tmp_path / "published.safetensors", "diffusion").model.save(tmp_path / "imported")

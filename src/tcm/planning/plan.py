@@ -58,9 +58,10 @@ class Planner:
             say(f"timing a network with {wider} channels")
             draft = _recipe(self.choices(wider, batch, few))
             step = self._seconds(draft, "diffusion")
-            if self._time("diffusion") / step * batch < rules.IMAGES_WANTED:
+            images = self._time("diffusion") / step * batch
+            width = wider if images >= rules.IMAGES_WANTED else width
+            if images < 2 * rules.IMAGES_WANTED:  # twice the width takes at least twice the time
                 break
-            width = wider
         for batch in rules.BATCHES:
             say(f"timing each stage with {width} channels and batches of {batch}")
             draft = _recipe(self.choices(width, batch, few))

@@ -12,9 +12,9 @@ from tcm.weights import Model
 
 
 def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Processes, patience: float) -> float:
-    """The fastest of a stage's steps: of three or more, for `patience` seconds, after one that is not counted.
+    """The time of the fastest of a stage's steps, made for `patience` seconds: one if it is long, else three or more.
 
-    The fastest, because other programs can only make a step slower.
+    The fastest, because warming up and other programs can only make a step slower.
     """
     stage, roles = recipe.stages[name], roles_of(recipe, name)
     card = card_of(recipe, name, dataset.shape, dataset.condition_kind if recipe.conditional else None)
@@ -24,11 +24,10 @@ def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Pro
     bins = time_bins(recipe.t_min, recipe.t_max)
     trainer = Trainer(stage, stage.build(recipe), models, roles, processes, seed=(0, name), bin_edges=bins)
     batches = Batches(dataset, seed=0, batch=stage.batch, flip=recipe.data.flip)
-    trainer.step(0, batches.at(0))
     taken: list[float] = []
-    while len(taken) < 3 or sum(taken) < patience:
-        loaded = batches.at(len(taken) + 1)
+    while sum(taken) < patience or (len(taken) < 3 and max(taken) < patience):
+        loaded = batches.at(len(taken))
         begin = time.perf_counter()
-        trainer.step(len(taken) + 1, loaded)
+        trainer.step(len(taken), loaded)
         taken.append(time.perf_counter() - begin)
     return min(taken)

@@ -26,9 +26,12 @@ WARNING, FLAT_EVENT, COLLAPSE_EVENT = "warning", "flat", "collapse"
 
 
 def warnings_at_start(recipe: Recipe, name: str, data: Dataset | Stream, sigma_data: float) -> list[str]:
-    """What is wrong with a stage before its first step; what concerns all stages is said in the first."""
+    """What is wrong with a stage before its first step; what concerns all stages is said in the first.
+
+    Only data in memory is looked at: no run should wait for two thousand images that it may not need yet.
+    """
     found = long_averages(name, recipe.stages[name])
-    if name == next(iter(recipe.stages)) and isinstance(data, Dataset):
+    if name == next(iter(recipe.stages)) and isinstance(data, Dataset) and data.in_memory:
         found += wrong_sigma_data(sigma_data, data) + (wrong_mirroring(data) if recipe.data.flip else [])
     return found
 

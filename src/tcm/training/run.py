@@ -183,7 +183,7 @@ class Run:
                     ]
             progress = show(folder.name, stage.steps)
             warnings: list[str] = []
-            if self.processes.first and not checkpoints.folder.exists():
+            if self.processes.first and not any(checkpoints.folder.glob("step-*")):
                 warnings = warnings_at_start(self.recipe, name, plan.data, card.sigma_data)
             finished = StageLoop(
                 trainer,
