@@ -89,7 +89,7 @@ def test_memory_and_hours() -> None:
     assert memory.state == 8 * weights
     assert memory.activations == recipe.stages["truncated"].batch * cost.activations_per_image
     assert memory.total == memory.state + memory.activations
-    assert cost.gpu_hours == pytest.approx(500 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
+    assert cost.gpu_hours == pytest.approx(450 * cost.step_flops / (PEAK_FLOPS["fp32"] * UTILISATION) / 3600)
     plain = estimate(recipe, recipe.stages["diffusion"]).memory
     assert (plain.helpers, plain.averages) == (0, weights)
 

@@ -170,7 +170,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.schedule_reference=100 has no effect on schedule='constant'; use schedule='inverse_sqrt' "
         "or schedule_reference='none'"
     ),
-    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=500; shorten it",
+    "digits truncated.warmup=5000": "digits: truncated.warmup=5000 must be less than steps=450; shorten it",
     # stages that need one another
     "digits order=['diffusion','truncated']": (
         "digits: truncated.frozen='previous' is the diffusion stage 'diffusion', which cannot provide the frozen "
