@@ -375,7 +375,9 @@ class JumpStage(CriticStage):
 
 def test_weights_to_reinitialize_are_named_by_the_role(tmp_path: Path) -> None:
     dataset = open_dataset("digits")
-    given = ModelCard(kind="diffusion", network=PlainConfig(), image_shape=dataset.shape, condition=Classes(10))
+    given = ModelCard(
+        kind="diffusion", network=PlainConfig(), image_shape=dataset.shape, condition=Classes(10), sigma_data=0.75
+    )
     source = Model.fresh(given)
     source.save(tmp_path / "source")
     words = {"network": PlainConfig(jump=True), "init": "init"}
