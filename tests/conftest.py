@@ -22,17 +22,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error::tcm.foundation.errors.TcmWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each of two workers, which get one half of the list each, begin with its share of the long tests.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker, which gets an equal part of the list, begin with its share of the long tests.
 
-    Then the tests left at the end, when one worker takes over from the other, are short.
+    Then the tests left at the end, when one worker takes over from another, are short.
     """
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
     modules = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("long")))
-    first, second = (set(modules[start::2]) for start in (0, 1))
-    short = [item for item in items if item.path not in first | second]
-    begin, again = ([item for item in items if item.path in chosen] for chosen in (first, second))
-    half = max(0, len(items) // 2 - len(begin))
-    items[:] = [*begin, *short[:half], *again, *short[half:]]
+    short = [item for item in items if item.path not in modules]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = modules[worker::workers]
+        ordered += [item for item in items if item.path in mine]
+        end = len(items) * (worker + 1) // workers
+        room = max(0, end - len(ordered))
+        ordered += short[:room]
+        short = short[room:]
+    items[:] = [*ordered, *short]
 
 
 GOLDEN = Path(__file__).parent / "golden"

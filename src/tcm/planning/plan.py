@@ -47,7 +47,7 @@ class Planner:
     look: Look
     budget: float
     processes: Processes
-    patience: float = 1.0
+    patience: float = 0.5
     """Seconds for which each stage is timed."""
 
     def plan(self, say: Callable[[str], None]) -> Plan:
