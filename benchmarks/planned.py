@@ -1,8 +1,8 @@
 """Planned recipes against hand-made ones, at one budget: is `tcm plan` as good as a person?
 
-`python -m benchmarks.planned OUT --budget 20m --case digits=digits --case emoji=path/to/emoji:cifar10-small …` plans for each
-data set, fits the hand-made recipe to the same time on this machine, trains both side by side, one thread each, and
-measures one and two steps. `docs/planning.md` has the figures. Started again, it resumes.
+`python -m benchmarks.planned OUT --budget 20m --case digits=digits --case emoji=path/to/emoji:recipe.toml …` plans for
+each data set, fits the hand-made recipe to the same time on this machine, trains both side by side, one thread each,
+and measures one and two steps. `docs/planning.md` has the figures. Started again, it resumes.
 
 A hand-made recipe keeps its network, batch, learning rates, times and the proportions of its stages. Their lengths are
 scaled to the budget, and with them what depends on lengths: warm-up, curriculum, the decay of the averages.
@@ -69,7 +69,9 @@ def scaled(recipe: Recipe, budget: float, data: str) -> Recipe:
             "checkpoint_every": max(1, steps // 5),
             "sample_every": max(1, steps // 5),
             "averages": tuple(
-                ConstantDecay(decay=1 - min(0.5, (1 - decay.decay) / share)) if isinstance(decay, ConstantDecay) else decay
+                ConstantDecay(decay=1 - min(0.5, (1 - decay.decay) / share))
+                if isinstance(decay, ConstantDecay)
+                else decay
                 for decay in stage.averages
             ),
         }
@@ -135,9 +137,7 @@ def main() -> None:
     if "score" in parts:
         table = Table("data", "planned", "hand-made", "planned, two steps", "hand-made, two steps", "ratio, one step")
         for case in given.case:
-            found = [
-                score(case, given.out / case.name, side, steps, given.count) for steps in (1, 2) for side in SIDES
-            ]
+            found = [score(case, given.out / case.name, side, steps, given.count) for steps in (1, 2) for side in SIDES]
             table.add_row(case.name, *(f"{value:.4g}" for value in found), f"{found[0] / found[1]:.3f}")
         CONSOLE.print(table)
 

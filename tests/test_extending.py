@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import Launcher
 
 from tcm.foundation.errors import TcmError
 from tcm.recipes.resolve import differences, resolve, to_toml
@@ -38,10 +39,6 @@ def tcm(folder: Path, *words: str, path: Path | None = None) -> subprocess.Compl
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def done(result: subprocess.CompletedProcess[str]) -> None:
-    assert result.returncode == 0, result.stderr
-
-
 def shortened(*stages: str) -> Iterator[str]:
     for stage in stages:
         yield from (f"{stage}.{word}" for word in ("steps=4", "batch=16", "sample_every=0"))
@@ -64,8 +61,14 @@ def test_the_page_names_its_files() -> None:
         ("tiny", ("diffusion", "consistency", "truncated"), "truncated", "above t′ = 1"),
     ],
 )
-def test_train_sample_report(folder: Path, recipe: str, stages: tuple[str, ...], kind: str, described: str) -> None:
-    done(tcm(folder, "train", f"{recipe}.toml", *shortened(*stages)))
+def test_train_sample_report(
+    folder: Path, tmp_path: Path, recipe: str, stages: tuple[str, ...], kind: str, described: str
+) -> None:
+    def tcm(*words: str) -> None:
+        code, text = Launcher(tmp_path, inside=folder).run(*words, environment={"PYTHONPATH": str(folder)})
+        assert code == 0, text
+
+    tcm("train", f"{recipe}.toml", *shortened(*stages))
     run = folder / "runs" / recipe
     model = run / f"2-{stages[-1]}" / "model"
     card = json.loads((model / "config.json").read_text())
@@ -76,12 +79,12 @@ def test_train_sample_report(folder: Path, recipe: str, stages: tuple[str, ...],
     assert np.isfinite(records[-1]["loss"])
 
     out = folder / f"{recipe}.npz"
-    done(tcm(folder, "sample", str(model), "-n", "3", "--steps", "2", "--class", "7", "--out", str(out)))
+    tcm("sample", str(model), "-n", "3", "--steps", "2", "--class", "7", "--out", str(out))
     images = np.load(out)["images"]
     assert images.shape[0] == 3
     assert images.std() > 0
 
-    done(tcm(folder, "report", str(run)))
+    tcm("report", str(run))
     page = (run / "report.html").read_text()
     assert described in page
     assert all(stage in page for stage in stages)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import Launcher
 from PIL import Image
 from weights.module_pickles import CC_BY_NC_SA, network_pickle
 
@@ -23,6 +24,10 @@ TOO_LONG = ("tcm data fetch", "tcm eval", "tcm train cifar10 ", "torchrun")
 
 
 def run(arguments: list[str], folder: Path) -> None:
+    if arguments[0] == "tcm":
+        code, text = Launcher(folder, inside=folder).run(*arguments[1:])
+        assert code == 0, f"{shlex.join(arguments)}\n{text}"
+        return
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stdout}\n{done.stderr}"
 
@@ -57,7 +62,7 @@ def as_run_here(command: str) -> list[str]:
     if words[0] == "torchrun":
         words[words.index("--nproc-per-node") + 1] = "1"
         return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    return [sys.executable, "-m", *words]
+    return words
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(". ")])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from once import once
 from rich.console import Console
 
 from tcm.data import open_dataset
@@ -81,7 +82,22 @@ def write_recipe(folder: Path, text: str, name: str = "fair.toml") -> str:
 @pytest.fixture(scope="session")
 def fair_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All stages with the fair comparison; one-step distances and dFID measured, two-step ones not."""
-    folder = tmp_path_factory.mktemp("fair")
+    return once(tmp_path_factory, "fair", _make_fair_run) / "run"
+
+
+@pytest.fixture(scope="session")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose second stage cannot recover; it has a grid of samples of the first."""
+    return once(tmp_path_factory, "failed", _make_failed_run) / "run"
+
+
+@pytest.fixture(scope="session")
+def colour_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Colour images of 32 × 16 without labels, a diffusion stage only."""
+    return once(tmp_path_factory, "colour", _make_colour_run) / "<colour> & run"
+
+
+def _make_fair_run(folder: Path) -> None:
     run = train(write_recipe(folder, FAIR), folder / "run")
     dataset = open_dataset("digits")
     reference = reference_of(dataset, "digits", load_detector("digits"))
@@ -93,13 +109,9 @@ def fair_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             subject = model_subject(model, stage, None, 0)
             scores += denoising_distances(model_denoise(model), dataset, (0.2, 1.0, 5.0), reference, subject, 80)
         append_scores(run / "scores.jsonl", scores)
-    return run
 
 
-@pytest.fixture(scope="session")
-def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose second stage cannot recover; it has a grid of samples of the first."""
-    folder = tmp_path_factory.mktemp("failed")
+def _make_failed_run(folder: Path) -> None:
     recipe = write_recipe(folder, FAIR)
     overrides = (
         "diffusion.sample_every=6",
@@ -110,13 +122,9 @@ def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with pytest.raises(TcmError, match="does not recover"):
         train(recipe, folder / "run", overrides)
-    return folder / "run"
 
 
-@pytest.fixture(scope="session")
-def colour_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Colour images of 32 × 16 without labels, a diffusion stage only."""
-    folder = tmp_path_factory.mktemp("colour")
+def _make_colour_run(folder: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 32, 16, 3), np.uint8)
     np.savez(folder / "images.npz", images=images)
     text = f"""
@@ -136,4 +144,4 @@ def colour_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     log_every = 1
     learning_rate = 1e-3
     """
-    return train(write_recipe(folder, text, "colour.toml"), folder / "<colour> & run")
+    train(write_recipe(folder, text, "colour.toml"), folder / "<colour> & run")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from launching import Launcher, tiny
+from once import once
 
 # Distributed checkpoints log each tensor; pytest would keep it all.
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
@@ -19,7 +20,9 @@ def launcher(tmp_path: Path) -> Launcher:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of all three stages that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("finished")
-    code, text = Launcher(folder).run("train", "digits", *tiny(), "--run", str(folder / "run"))
-    assert code == 0, text
-    return folder / "run"
+
+    def make(folder: Path) -> None:
+        code, text = Launcher(folder).run("train", "digits", *tiny(), "--run", str(folder / "run"))
+        assert code == 0, text
+
+    return once(tmp_path_factory, "finished", make) / "run"

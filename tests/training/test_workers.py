@@ -94,7 +94,7 @@ def test_a_crash_and_a_death_are_errors() -> None:
 
 
 def tiny_demo() -> list[str]:
-    words = ["steps=40", "batch=16", "log_every=10", "checkpoint_every=20", "sample_every=0"]
+    words = ["steps=16", "batch=16", "log_every=4", "checkpoint_every=8", "sample_every=0"]
     return ["demo", "network.dropout=0.2", "diffusion.warmup=1", *(f"{s}.{word}" for s in STAGES for word in words)]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf, log
+from math import inf, log, pi
 from typing import Literal, Self
 
 import numpy as np
-import scipy  # its parts load at their first use
 import torch
+from scipy.special import gammaln, ndtr, stdtr
 from torch import Tensor
 
 from tcm.foundation.errors import TcmError
@@ -51,7 +51,7 @@ class TimeDistribution(ABC):
 
 @dataclass(frozen=True)
 class LogTimes(TimeDistribution):
-    """ln t = mean + std z for a standard z, truncated to t in [low, high]; unset, these are EDM's 0.002 and 80."""
+    """ln t = mean + std z for a symmetric z, truncated to t in [low, high]; unset, these are EDM's 0.002 and 80."""
 
     mean: float
     std: float
@@ -73,8 +73,12 @@ class LogTimes(TimeDistribution):
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     @abstractmethod
-    def standard(self) -> scipy.stats.rv_continuous:
-        """The distribution of z."""
+    def cdf(self, z: np.ndarray) -> np.ndarray:
+        """P(Z < z)."""
+
+    @abstractmethod
+    def pdf(self, z: np.ndarray) -> np.ndarray:
+        """The density of z."""
 
     def quantile(self, u: Tensor) -> Tensor:
         cumulative, ln_t = _table(self)
@@ -90,8 +94,8 @@ class LogTimes(TimeDistribution):
         t = torch.where(inside, t.double(), low)
         z = (t.log().numpy() - self.mean) / self.std
         ends = (np.log([low, high]) - self.mean) / self.std
-        mass = _interval_masses(self.standard(), ends)[0]
-        return torch.from_numpy(self.standard().pdf(z) / (mass * self.std)) / t * inside
+        mass = _interval_masses(self, ends)[0]
+        return torch.from_numpy(self.pdf(z) / (mass * self.std)) / t * inside
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,11 @@ class LogNormal(LogTimes):
 
     kind: Literal["lognormal"] = "lognormal"
 
-    def standard(self) -> scipy.stats.rv_continuous:
-        """The standard normal distribution."""
-        return scipy.stats.norm()
+    def cdf(self, z: np.ndarray) -> np.ndarray:
+        return ndtr(z)
+
+    def pdf(self, z: np.ndarray) -> np.ndarray:
+        return np.exp(-(z**2) / 2) / np.sqrt(2 * pi)
 
 
 @dataclass(frozen=True)
@@ -117,14 +123,17 @@ class LogStudentT(LogTimes):
         if not self.nu > 0:
             raise TcmError(f"nu={self.nu:g} must be above 0")
 
-    def standard(self) -> scipy.stats.rv_continuous:
-        """Student's t distribution."""
-        return scipy.stats.t(self.nu)
+    def cdf(self, z: np.ndarray) -> np.ndarray:
+        return stdtr(self.nu, z)
+
+    def pdf(self, z: np.ndarray) -> np.ndarray:
+        half = (self.nu + 1) / 2
+        return np.exp(gammaln(half) - gammaln(self.nu / 2) - half * np.log1p(z**2 / self.nu)) / np.sqrt(self.nu * pi)
 
 
-def _interval_masses(standard: scipy.stats.rv_continuous, z: np.ndarray) -> np.ndarray:
-    """P(z_i < Z < z_{i+1}), exact in both tails: a difference of sf above the centre, of cdf below it."""
-    return np.where(z[:-1] > 0, -np.diff(standard.sf(z)), np.diff(standard.cdf(z)))
+def _interval_masses(times: LogTimes, z: np.ndarray) -> np.ndarray:
+    """P(z_i < Z < z_{i+1}), exact in both tails: above the centre P(Z < −z) is subtracted, below it P(Z < z)."""
+    return np.where(z[:-1] > 0, -np.diff(times.cdf(-z)), np.diff(times.cdf(z)))
 
 
 @lru_cache(maxsize=64)
@@ -132,7 +141,7 @@ def _table(distribution: LogTimes) -> tuple[Tensor, Tensor]:
     """The cumulative distribution on a grid of ln t: scipy is asked once, not at each step."""
     low, high = distribution.span
     ln_t = np.linspace(log(low), log(high), GRID_POINTS)
-    masses = _interval_masses(distribution.standard(), (ln_t - distribution.mean) / distribution.std)
+    masses = _interval_masses(distribution, (ln_t - distribution.mean) / distribution.std)
     cumulative = np.concatenate([[0.0], np.cumsum(masses)])
     if not cumulative[-1] > 0:
         raise TcmError(f"{distribution} has no probability between low and high; move its mean towards them")

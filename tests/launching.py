@@ -23,7 +23,7 @@ FOLDERS = ("0-diffusion", "1-consistency", "2-truncated")
 TIMINGS = ("images_per_second", "memory")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tcm.cli.cost_tables", "tcm.training.run", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tcm.cli.cost_tables", "tcm.training.run", "tcm.report.page", "torch._dynamo"])
 
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:
@@ -46,9 +46,9 @@ def tiny_recipe(steps: int = 12, *overrides: str) -> Recipe:
 class Command:
     """A `tcm` command that runs; its output goes to a file."""
 
-    def __init__(self, arguments: Sequence[str], output: Path, environment: dict[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], output: Path, environment: dict[str, str], folder: Path) -> None:
         self._output = output
-        self._process = _CONTEXT.Process(target=_child, args=(list(arguments), str(output), environment))
+        self._process = _CONTEXT.Process(target=_child, args=(list(arguments), str(output), environment, str(folder)))
         self._process.start()
 
     @property
@@ -86,32 +86,36 @@ class Command:
         return code
 
 
-def _child(arguments: list[str], output: str, environment: dict[str, str]) -> None:
+def _child(arguments: list[str], output: str, environment: dict[str, str], folder: str) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout.reconfigure(line_buffering=True)
     os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = ["tcm", *arguments]
     main()
 
 
 class Launcher:
-    """Starts commands, each with an output file in `folder`."""
+    """Starts commands, each with an output file in `folder`; they work `inside` another, the tests' own by default."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inside: Path | None = None) -> None:
         self._folder = folder
+        self._inside = inside
         self._count = 0
 
     def start(self, *arguments: str, environment: dict[str, str] | None = None) -> Command:
         """Start `tcm ARGUMENTS`."""
         self._count += 1
-        return Command(arguments, self._folder / f"output-{self._count}.txt", environment or {})
+        output = self._folder / f"output-{self._count}.txt"
+        return Command(arguments, output, environment or {}, self._inside or Path.cwd())
 
-    def run(self, *arguments: str) -> tuple[int, str]:
+    def run(self, *arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
         """`tcm ARGUMENTS` to its end: exit code and output."""
-        command = self.start(*arguments)
+        command = self.start(*arguments, environment=environment)
         return command.wait(), command.text
 
     def start_ranks(self, count: int, *arguments: str, environment: dict[str, str] | None = None) -> list[Command]:
