@@ -27,7 +27,7 @@ from tcm.weights.module_pickles import published_constructors, read_published, t
 from tcm.weights.pickles import Refused, read_pickle
 from tcm.weights.torchfiles import read_torch
 
-MUTATIONS = 10_000
+MUTATIONS = 4_000
 MEMORY_BEYOND_TORCH = 512 * 2**20
 REASONS = {
     "os_system": "os.system",
