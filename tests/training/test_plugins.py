@@ -32,9 +32,12 @@ from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
 from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate, scaling
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.resolve import differences, resolve
+from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Optimization, Role, Rows, Setting, Stage, Turn
+from tcm.report.curves import trade_off
+from tcm.report.drawing import ObservedRun
+from tcm.report.records import read_run
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
@@ -261,6 +264,36 @@ def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
     shared = scaling(recipe, recipe.stages["critics"], 2)
     assert shared.replicated_bytes == student + critic
     assert shared.sharded_bytes == ((2 * 0.5 + 0.5) * student + 2 * critic + student + critic) / 2
+
+
+class UpperStage(CriticStage):
+    """Trained only on high noise levels."""
+
+    objective: Literal["test_plugins:UpperStage"] = "test_plugins:UpperStage"
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return 1.0, setting.t_max
+
+
+class ForgetfulStage(UpperStage):
+    """Another model is used at low noise levels."""
+
+    objective: Literal["test_plugins:ForgetfulStage"] = "test_plugins:ForgetfulStage"
+
+    def forgets_below(self, setting: Setting) -> float:
+        return 2.0
+
+
+@pytest.mark.parametrize(("kind", "t_prime"), [(UpperStage, None), (ForgetfulStage, 2.0)])
+def test_the_stage_says_whether_its_model_may_forget(
+    kind: type[UpperStage], t_prime: float | None, tmp_path: Path
+) -> None:
+    """Whatever the times that it is trained on."""
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe_with(kind)))
+    record = read_run(tmp_path)
+    assert [(stage.span[0], stage.forgets_below) for stage in record.stages] == [(1.0, t_prime)]
+    text = trade_off([ObservedRun(record, [], None)])
+    assert ("may forget how to denoise" in text, "t′" in text) == (t_prime is not None, t_prime is not None)
 
 
 class TwiceStage(CriticStage):

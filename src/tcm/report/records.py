@@ -23,8 +23,8 @@ Status = Literal["finished", "failed", "unfinished", "not begun"]
 class StageRecord:
     """A stage as its folder shows it; `lines` are those of metrics.jsonl.
 
-    `span` are the times that it trains on; a stage that begins above the recipe's lowest time is truncated. Sampling
-    begins at `start`; a model that has none does not generate.
+    `span` are the times that it trains on; `forgets_below` is a truncated model's t', None for others. Sampling begins at
+    `start`; a model that has none does not generate.
     """
 
     name: str
@@ -32,7 +32,7 @@ class StageRecord:
     sampler: Sampler
     span: tuple[float, float]
     start: float | None
-    truncated: bool
+    forgets_below: float | None
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
@@ -159,9 +159,9 @@ def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     spec = recipe.stages[name]
     span = spec.span(recipe)
     lines = _lines(folder / "metrics.jsonl")
-    start, truncated = spec.start(recipe), span[0] > recipe.t_min
+    start, t_prime = spec.start(recipe), spec.forgets_below(recipe)
     sampler = spec.sampler(recipe.second_time)
-    return StageRecord(name, spec, sampler, span, start, truncated, folder, lines, read_starts(folder))
+    return StageRecord(name, spec, sampler, span, start, t_prime, folder, lines, read_starts(folder))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -52,6 +52,10 @@ class TruncatedStage(PairsStage):
     def span(self, setting: Setting) -> tuple[float, float]:
         return self.t_prime, setting.t_max
 
+    def forgets_below(self, setting: Setting) -> float:
+        low, _ = self.span(setting)
+        return low
+
     def check(self, name: str, setting: Setting) -> None:
         super().check(name, setting)
         if not setting.t_min < self.t_prime < setting.t_max:
