@@ -187,7 +187,7 @@ def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
     assert (model.card.t_max, model.sampler.describe(model.denoiser, 2, None)) == (2.5, "times 2.5, 1")
     assert model.sample(2, steps=2).shape == (2, 1, 8, 8)
     record = read_run(tmp_path / "run")
-    assert [stage.start for stage in record.stages] == [10.0, 2.5]
+    assert [(stage.spec.start(recipe), stage.generates) for stage in record.stages] == [(10.0, True), (2.5, True)]
     shown = shown_stage(record)
     assert shown is not None
     assert shown.name == "turns"

@@ -23,10 +23,10 @@ from tcm.method.conditions import Classes, ConditionKind
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
 from tcm.training.checkpoint import Checkpoints, disk_errors
+from tcm.training.data_provenance import notes_of_data
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
 from tcm.training.sharding import shard
@@ -116,7 +116,7 @@ class Run:
                 notes.finish(stop)
                 return True
 
-    def check(self, workers: int | None = None) -> "Plan":
+    def check(self, workers: int | None = None) -> "RunPlan":
         """What training would do; refuses what it would refuse, and writes nothing."""
         if workers is not None:
             self._check_workers(workers)
@@ -128,7 +128,7 @@ class Run:
         work = partial(train_stage_alone, self.recipe, self.folder, self.options, name)
         return Job(name, work, needed_stages(self.recipe, name))
 
-    def _plan(self) -> "Plan":
+    def _plan(self) -> "RunPlan":
         """What the run is made of, checked before anything is trained."""
         with self.processes.agreeing():
             self._check_processes()
@@ -141,7 +141,7 @@ class Run:
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
             cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
-            plan = Plan(data, batches, cards, folders, init, resumed)
+            plan = RunPlan(data, batches, cards, folders, init, resumed)
             check_run(self.recipe, cards, plan.done, init)
             if resumed.moved is not None and self.processes.first:
                 check_same_data(resumed.moved, data, self.folder, plan.models.values())
@@ -155,7 +155,7 @@ class Run:
             if self.processes.first:
                 adopt(resumed, self.recipe, self.folder)
 
-    def _train_stage(self, name: str, plan: "Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
+    def _train_stage(self, name: str, plan: "RunPlan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder = plan.folders[name]
         earlier: dict[str, Path] = {}
         for other in stages_before(self.recipe, name):
@@ -271,7 +271,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run's data, and each stage's batches, the card of its model to be, and its folder."""
 
     data: Dataset | Stream
