@@ -35,6 +35,7 @@ from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Optimization, Role, Rows, Setting, Stage, Turn
+from tcm.recipes.stages.consistency import ConsistencyStage
 from tcm.report.curves import trade_off
 from tcm.report.drawing import ObservedRun
 from tcm.report.records import read_run
@@ -378,6 +379,72 @@ def test_turns_and_roles_that_cannot_be(kind: type[Stage], message: str) -> None
 def test_a_roles_own_schedule_is_checked() -> None:
     with pytest.raises(ValueError, match=r"critics: critic.warmup=9 must be less than steps=5"):
         recipe_with(critic=Optimization(learning_rate=1.0, warmup=9))
+
+
+class DenoiserStage(CriticStage):
+    """A critic that is a diffusion model of its own."""
+
+    objective: Literal["test_plugins:DenoiserStage"] = "test_plugins:DenoiserStage"
+    learns_null: bool = False
+    highest: float | None = None
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return setting.t_min, self.highest or setting.t_max
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        own = Role(
+            trained=True, network=CRITIC, kind="diffusion", own_sampler=HeunSampler(), learns_null=self.learns_null
+        )
+        return {"critic": own}
+
+
+def distilling(kind: type[Stage], guidance: float = 1.0, **settings: object) -> Recipe:
+    """A stage that distils from the critic of the stage before."""
+    base = recipe_with(kind, **settings)
+    more = base.stages["critics"].model_dump(include={"steps", "batch", "learning_rate", "sample_every"})
+    distilled = ConsistencyStage(**more, teacher="critics.critic", guidance=guidance, init="scratch")
+    given = {key: getattr(base, key) for key in base.model_fields_set}
+    return Recipe.model_validate(given | {"stages": base.stages | {"distilled": distilled}})
+
+
+def test_a_role_trained_from_scratch_serves_as_a_teacher(tmp_path: Path) -> None:
+    train(distilling(DenoiserStage), tmp_path / "run")
+    critic = Model.load(tmp_path / "run" / "1-critics" / "roles" / "critic")
+    assert (critic.card.kind, critic.sampler, critic.card.network) == ("diffusion", HeunSampler(), CRITIC)
+    student = Model.load(tmp_path / "run" / "1-critics" / "model")
+    assert (student.card.kind, student.sampler.kind) == ("test_plugins:DenoiserStage", "test_plugins:ThirdsSampler")
+    assert (tmp_path / "run" / "2-distilled" / "model").is_dir()
+    assert distilling(DenoiserStage, guidance=2.0, learns_null=True).stages["distilled"].rows().plain == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (
+            CriticStage,
+            {},
+            r"distilled.teacher='critics.critic' is the critic of the stage 'critics', which cannot provide the "
+            r"teacher model; put a stage that makes one before 'distilled', or use one of: init",
+        ),
+        (
+            DenoiserStage,
+            {"guidance": 2.0},
+            r"distilled.guidance needs a teacher that was also trained without labels; name another model or "
+            r"distilled.guidance=1.0",
+        ),
+        (
+            DenoiserStage,
+            {"highest": 8.0},
+            r"distilled.teacher='critics.critic' must cover times up to 10, but the critic of the stage 'critics' is "
+            r"defined only from 0.002 to 8",
+        ),
+    ],
+)
+def test_a_role_that_cannot_serve_is_refused_by_the_recipe(
+    kind: type[Stage], words: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        distilling(kind, **words)
 
 
 class CoarseStage(CriticStage):

@@ -344,6 +344,14 @@ def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
         weights = models[role].denoiser.state_dict()
         assert all(torch.equal(weights[name], source[name]) for name in source)
 
+    config = tmp_path / "run" / "1-turns" / "roles" / "fake" / "config.json"
+    whole = config.read_text()
+    assert fake.card.provenance.data is not None
+    config.write_text(whole.replace(f'"{fake.card.provenance.data}"', "null"))  # as if the hash had come late
+    assert Model.load(config.parent).card.provenance.data is None
+    train(recipe, tmp_path / "run")
+    assert config.read_text() == whole
+
     lost = again.model_copy(update={"teacher": "turns.critic"})
     with pytest.raises(
         ValueError, match=r"again.teacher='turns.critic' is not an earlier stage; use one of: .* turns.fake"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from tcm.training.stage_models import (
     Sources,
     card_of,
     check_run,
+    models_of_run,
     models_of_stage,
     needed_stages,
     stage_models,
@@ -80,8 +82,9 @@ class Run:
         with stop_requests(patient, quiet) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
             self._adopt(plan.resumption)
+            trained = models_of_run(self.recipe, plan.folders)
             with notes_of_data(
-                plan.data, self.folder, plan.models.values(), self.processes.first, self.console
+                plan.data, self.folder, chain(*trained.values()), self.processes.first, self.console
             ) as notes:
                 for name, model in plan.models.items():
                     if not model.is_dir():
@@ -89,7 +92,7 @@ class Run:
                             finished = self._train_stage(name, plan, notes.on(plan.cards[name]), show, stop)
                         if not finished:
                             return False
-                    notes.add(model)
+                    notes.add(trained[name])
                     self.processes.wait()
                 notes.finish(stop)
                 return True
@@ -105,12 +108,13 @@ class Run:
             self._adopt(plan.resumption)
             note(self.folder, self.recipe, plan.init)
             jobs = [*(self._job(name) for name, model in plan.models.items() if not model.is_dir()), *also]
-            with notes_of_data(plan.data, self.folder, plan.models.values(), True, self.console) as notes:
+            trained = models_of_run(self.recipe, plan.folders)
+            with notes_of_data(plan.data, self.folder, chain(*trained.values()), True, self.console) as notes:
                 with heard_progress(self.console) as hear:
                     done = side_by_side(jobs, workers, stop, hear)
-                for model in plan.models.values():
+                for name, model in plan.models.items():
                     if model.is_dir():
-                        notes.add(model)
+                        notes.add(trained[name])
                 if len(done) < len(jobs):
                     return False
                 notes.finish(stop)
