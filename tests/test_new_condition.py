@@ -22,7 +22,7 @@ from tcm.data.prepare import Crop, Form, Preparation
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
-from tcm.evaluation.generation import Sampling, generate
+from tcm.evaluation.generation import Sampling, conditions_of, generate
 from tcm.evaluation.references import reference_of
 from tcm.evaluation.scores import read_scores
 from tcm.evaluation.whole_run import MeasurementPlan, measure_stage
@@ -177,6 +177,18 @@ def test_it_is_measured(run: Path) -> None:
         )
     cost = network_cost(model.card.network, model.card.image_shape, model.card.condition)
     assert cost.parameters == 10 + 64 * 3
+
+
+def test_it_is_measured_on_the_command_line(run: Path, tmp_path: Path) -> None:
+    """With the vectors of the data."""
+    words = ["--data", "vector_condition:HalvesData", "--detector", "digits", "-n", "80", "--data-conditions"]
+    folder, scores = run / "2-truncated" / "model", tmp_path / "scores.jsonl"
+    result = CliRunner().invoke(app, ["eval", str(folder), *words, "--scores", str(scores)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    model, dataset = Model.load(folder), HalvesData()
+    reference = reference_of(dataset, "halves", load_detector("digits"))
+    (truth,) = evaluate_model(model, "m", range(80), Sampling(), reference, condition=conditions_of(dataset))
+    assert read_scores(scores)[0].value == pytest.approx(truth.value, rel=1e-6)
 
 
 def test_its_run_is_measured(run: Path) -> None:

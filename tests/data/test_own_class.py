@@ -40,6 +40,19 @@ def test_by_its_import_path() -> None:
     assert (stream.identity, stream.shape) == ("greys of no colour", (1, 4, 4))
 
 
+def test_a_stream_is_converted() -> None:
+    name = "stream:test_own_class:GreyStream"
+    colour = open_data(name, channels=3)
+    assert isinstance(colour, Stream)
+    assert colour.shape == (3, 4, 4)
+    assert (colour.decode(next(colour.shard(1))) == np.full((3, 4, 4), 100)).all()
+    grey = open_data(name, channels=1)
+    assert isinstance(grey, Stream)
+    assert (grey.decode(next(grey.shard(1))) == np.full((1, 4, 4), 100)).all()
+    with pytest.raises(TcmError, match="channels=2 is not supported"):
+        open_data(name, channels=2)
+
+
 def test_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = tmp_path / "greys-1.0.dist-info"
     about.mkdir()

@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 
 import tcm
 from tcm.cli.main import app
-from tcm.data import open_dataset
+from tcm.data import ArrayDataset, open_dataset
+from tcm.data.dataset import ClassLabels
+from tcm.evaluation.generation import conditions_of
 from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Labels
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +230,44 @@ def test_published_statistics_as_the_reference(models: Path) -> None:
         run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "-n", 70, "--dfid", "1")
     with pytest.raises(TcmError, match=r"--reference-count=100: edm\.npz holds statistics"):
         run("eval", models / "consistency", "--data", "edm.npz", "--detector", "digits", "--reference-count", 100)
+
+
+def test_conditions_of_the_data(models: Path) -> None:
+    """Where all images are threes, so are all samples."""
+    images, _ = open_dataset("digits").read(np.arange(90))
+    np.savez("threes.npz", images=images, labels=np.full(90, 3))
+    shared = [models / "consistency", "--data", "threes.npz", "--detector", "digits", "-n", 70]
+    run("eval", *shared, "--class", 3)
+    run("eval", *shared, "--data-conditions")
+    run("eval", *shared)
+    threes, given, drawn = read_scores(Path("scores.jsonl"))
+    assert given.value == pytest.approx(threes.value, rel=1e-6)
+    assert drawn.value != pytest.approx(threes.value, rel=1e-3)
+    assert (given.sampling, drawn.sampling) == ("times 10, fp32, conditions of the data", "times 10, fp32")
+    found = [run("times", *shared, "--grid", "1,2", *options) for options in (["--data-conditions"], [])]
+    assert found[0] != found[1]
+
+    np.savez("bare.npz", images=images)
+    np.savez("statistics.npz", mu=np.zeros(64), sigma=np.eye(64))
+    for target, data, options, message in (
+        (models / "consistency", "threes.npz", ["--class", 3], "both set the conditions; give one"),
+        (models / "consistency", "bare.npz", [], "the data has no labels"),
+        (models / "consistency", "statistics.npz", [], "--data-conditions need images; give a data set"),
+        ("bare.npz", "threes.npz", [], "are for models"),
+    ):
+        with pytest.raises(TcmError, match=message):
+            run("eval", target, "--data", data, "--detector", "digits", "-n", 70, "--data-conditions", *options)
+
+
+def test_conditions_are_as_frequent_as_in_the_data() -> None:
+    labels = ClassLabels.of([0] * 30 + [1] * 10, "here", ("many", "few"))
+    conditions = conditions_of(ArrayDataset(np.zeros((40, 1, 2, 2), np.uint8), labels))
+    drawn = conditions(range(2000))
+    assert isinstance(drawn, Labels)
+    assert float(drawn.index.float().mean()) == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / 2000) ** 0.5)
+    some = conditions(range(5, 8))
+    assert isinstance(some, Labels)
+    assert torch.equal(some.index, drawn.index[5:8]), "a seed's condition does not depend on the others"
 
 
 def test_a_diffusion_model_is_sampled_with_heun(models: Path) -> None:

@@ -115,8 +115,8 @@ WRONG_OVERRIDES = {
         "set it to 'none' to use the whole range"
     ),
     "digits consistency.t_high=0.5": (
-        "digits: truncated.frozen='previous' must cover times from 0.6848 to 1, but the stage 'consistency' is "
-        "defined only from 0.002 to 0.5; change one of the two ranges or name another model"
+        "digits: truncated.frozen='previous' must cover times from 0.6848 to 1, but the consistency stage "
+        "'consistency' is defined only from 0.002 to 0.5; change one of the two ranges or name another model"
     ),
     "digits truncated.times.low=0.5": ("digits: truncated: times.low=0.5 is below t_prime=1; use low=1"),
     "digits truncated.times.high=90.0": (
@@ -269,8 +269,8 @@ WRONG_FILES = {
     ),
     "extends = 'digits'\n[stages.again]\nobjective = 'truncated'\nsteps = 5\nbatch = 128\nlearning_rate = 0.1\n"
     "curriculum = { limit = 0.9 }\nt_prime = 1.2": (
-        "again.frozen='previous' must cover times from 0.8578 to 1.2, but the stage 'truncated' is defined only from "
-        "1 to 80; change one of the two ranges or name another model"
+        "again.frozen='previous' must cover times from 0.8578 to 1.2, but the truncated stage 'truncated' is defined "
+        "only from 1 to 80; change one of the two ranges or name another model"
     ),
     "extends = 'digits'\nstages = 3": "stages=3 must be a table of keys",
 }

@@ -32,9 +32,13 @@ from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
 from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate, scaling
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.resolve import differences, resolve
+from tcm.recipes.resolve import differences, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Optimization, Role, Rows, Setting, Stage, Turn
+from tcm.recipes.stages.consistency import ConsistencyStage
+from tcm.report.curves import trade_off
+from tcm.report.drawing import ObservedRun
+from tcm.report.records import read_run
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
@@ -263,6 +267,36 @@ def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
     assert shared.sharded_bytes == ((2 * 0.5 + 0.5) * student + 2 * critic + student + critic) / 2
 
 
+class UpperStage(CriticStage):
+    """Trained only on high noise levels."""
+
+    objective: Literal["test_plugins:UpperStage"] = "test_plugins:UpperStage"
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return 1.0, setting.t_max
+
+
+class ForgetfulStage(UpperStage):
+    """Another model is used at low noise levels."""
+
+    objective: Literal["test_plugins:ForgetfulStage"] = "test_plugins:ForgetfulStage"
+
+    def forgets_below(self, setting: Setting) -> float:
+        return 2.0
+
+
+@pytest.mark.parametrize(("kind", "t_prime"), [(UpperStage, None), (ForgetfulStage, 2.0)])
+def test_the_stage_says_whether_its_model_may_forget(
+    kind: type[UpperStage], t_prime: float | None, tmp_path: Path
+) -> None:
+    """Whatever the times that it is trained on."""
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe_with(kind)))
+    record = read_run(tmp_path)
+    assert [(stage.span[0], stage.forgets_below) for stage in record.stages] == [(1.0, t_prime)]
+    text = trade_off([ObservedRun(record, [], None)])
+    assert ("may forget how to denoise" in text, "t′" in text) == (t_prime is not None, t_prime is not None)
+
+
 class TwiceStage(CriticStage):
     """Two passes with gradient in a step."""
 
@@ -345,6 +379,72 @@ def test_turns_and_roles_that_cannot_be(kind: type[Stage], message: str) -> None
 def test_a_roles_own_schedule_is_checked() -> None:
     with pytest.raises(ValueError, match=r"critics: critic.warmup=9 must be less than steps=5"):
         recipe_with(critic=Optimization(learning_rate=1.0, warmup=9))
+
+
+class DenoiserStage(CriticStage):
+    """A critic that is a diffusion model of its own."""
+
+    objective: Literal["test_plugins:DenoiserStage"] = "test_plugins:DenoiserStage"
+    learns_null: bool = False
+    highest: float | None = None
+
+    def span(self, setting: Setting) -> tuple[float, float]:
+        return setting.t_min, self.highest or setting.t_max
+
+    def roles(self, setting: Setting) -> dict[str, Role]:
+        own = Role(
+            trained=True, network=CRITIC, kind="diffusion", own_sampler=HeunSampler(), learns_null=self.learns_null
+        )
+        return {"critic": own}
+
+
+def distilling(kind: type[Stage], guidance: float = 1.0, **settings: object) -> Recipe:
+    """A stage that distils from the critic of the stage before."""
+    base = recipe_with(kind, **settings)
+    more = base.stages["critics"].model_dump(include={"steps", "batch", "learning_rate", "sample_every"})
+    distilled = ConsistencyStage(**more, teacher="critics.critic", guidance=guidance, init="scratch")
+    given = {key: getattr(base, key) for key in base.model_fields_set}
+    return Recipe.model_validate(given | {"stages": base.stages | {"distilled": distilled}})
+
+
+def test_a_role_trained_from_scratch_serves_as_a_teacher(tmp_path: Path) -> None:
+    train(distilling(DenoiserStage), tmp_path / "run")
+    critic = Model.load(tmp_path / "run" / "1-critics" / "roles" / "critic")
+    assert (critic.card.kind, critic.sampler, critic.card.network) == ("diffusion", HeunSampler(), CRITIC)
+    student = Model.load(tmp_path / "run" / "1-critics" / "model")
+    assert (student.card.kind, student.sampler.kind) == ("test_plugins:DenoiserStage", "test_plugins:ThirdsSampler")
+    assert (tmp_path / "run" / "2-distilled" / "model").is_dir()
+    assert distilling(DenoiserStage, guidance=2.0, learns_null=True).stages["distilled"].rows().plain == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        (
+            CriticStage,
+            {},
+            r"distilled.teacher='critics.critic' is the critic of the stage 'critics', which cannot provide the "
+            r"teacher model; put a stage that makes one before 'distilled', or use one of: init",
+        ),
+        (
+            DenoiserStage,
+            {"guidance": 2.0},
+            r"distilled.guidance needs a teacher that was also trained without labels; name another model or "
+            r"distilled.guidance=1.0",
+        ),
+        (
+            DenoiserStage,
+            {"highest": 8.0},
+            r"distilled.teacher='critics.critic' must cover times up to 10, but the critic of the stage 'critics' is "
+            r"defined only from 0.002 to 8",
+        ),
+    ],
+)
+def test_a_role_that_cannot_serve_is_refused_by_the_recipe(
+    kind: type[Stage], words: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        distilling(kind, **words)
 
 
 class CoarseStage(CriticStage):

@@ -187,7 +187,7 @@ def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
     assert (model.card.t_max, model.sampler.describe(model.denoiser, 2, None)) == (2.5, "times 2.5, 1")
     assert model.sample(2, steps=2).shape == (2, 1, 8, 8)
     record = read_run(tmp_path / "run")
-    assert [stage.start for stage in record.stages] == [10.0, 2.5]
+    assert [(stage.spec.start(recipe), stage.generates) for stage in record.stages] == [(10.0, True), (2.5, True)]
     shown = shown_stage(record)
     assert shown is not None
     assert shown.name == "turns"
@@ -343,6 +343,14 @@ def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
     for role, source in (("student", student), ("fake", found), ("teacher", found)):
         weights = models[role].denoiser.state_dict()
         assert all(torch.equal(weights[name], source[name]) for name in source)
+
+    config = tmp_path / "run" / "1-turns" / "roles" / "fake" / "config.json"
+    whole = config.read_text()
+    assert fake.card.provenance.data is not None
+    config.write_text(whole.replace(f'"{fake.card.provenance.data}"', "null"))  # as if the hash had come late
+    assert Model.load(config.parent).card.provenance.data is None
+    train(recipe, tmp_path / "run")
+    assert config.read_text() == whole
 
     lost = again.model_copy(update={"teacher": "turns.critic"})
     with pytest.raises(

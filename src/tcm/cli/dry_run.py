@@ -12,16 +12,16 @@ from tcm.recipes.estimates import Images, estimate
 from tcm.recipes.schema import Recipe
 from tcm.training.metrics import read_metrics
 from tcm.training.resuming import reached_step
-from tcm.training.run import Plan
+from tcm.training.run import RunPlan
 
 
-def images_of(plan: Plan) -> Images:
+def images_of(plan: RunPlan) -> Images:
     """What the networks of a run are built for."""
     card = next(iter(plan.cards.values()))
     return card.image_shape, card.condition
 
 
-def plan_table(recipe: Recipe, plan: Plan, processes: int = 1) -> Table:
+def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
     """The stages of a run: how far they are, the memory that they need, and the time that remains, if it is known."""
     table = Table(title=escape(recipe.name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("stage", "begins", "steps", "batch", "params", "memory", "time left"):

@@ -18,6 +18,13 @@ DFID_HELP = (
     "Also measure dFID at these times, such as 0.2,1,5: the FID of data with noise of level t, denoised in one step."
 )
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
+DataConditions = Annotated[
+    bool,
+    typer.Option(
+        "--data-conditions",
+        help="Sample under the conditions of the data's images (classes, captions), which the seeds choose.",
+    ),
+]
 
 
 def evaluation(
@@ -38,6 +45,7 @@ def evaluation(
     times: TimesOption = None,
     seed: Seed = 0,
     choice: ClassOption = None,
+    data_conditions: DataConditions = False,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
@@ -58,7 +66,7 @@ def evaluation(
     from tcm.evaluation.denoising import denoising_distances, model_denoise
     from tcm.evaluation.evaluate import check_detector, model_subject, needs_reference_features
     from tcm.evaluation.features import load_detector
-    from tcm.evaluation.generation import parse_times
+    from tcm.evaluation.generation import conditions_of, parse_times
     from tcm.evaluation.references import PAPERS_COUNT
     from tcm.evaluation.scores import append_scores, compare, read_scores
     from tcm.foundation.counting import watched
@@ -71,6 +79,8 @@ def evaluation(
         return
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
+    if choice is not None and data_conditions:
+        raise TcmError(f"--class {choice} and --data-conditions both set the conditions; give one of them")
     wanted = scoring.chosen_metrics(metrics)
     sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
@@ -81,18 +91,21 @@ def evaluation(
         check_detector(network, wanted)
         keep = needs_reference_features(wanted)
         if scoring.is_images(target):
-            if (steps, times, choice, dfid) != (None, None, None, None):
-                raise TcmError(f"{target} holds images; --steps, --times, --class and --dfid are for models")
+            if data_conditions or (steps, times, choice, dfid) != (None, None, None, None):
+                raise TcmError(
+                    f"{target} holds images; --steps, --times, --class, --data-conditions and --dfid are for models"
+                )
             images = scoring.all_images(target, count)
             reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
             found = scoring.score_images(images, target, reference, wanted, batch, processes)
         else:
             model = load(target).to(processes.device)
-            dataset = scoring.dataset_for(data, split) if at else None
+            dataset = scoring.dataset_for(data, split) if at or data_conditions else None
+            condition = conditions_of(dataset) if dataset is not None and data_conditions else None
             reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
             seeds = range(seed, seed + (count or PAPERS_COUNT))
-            found = scoring.score_model(model, target, seeds, sampling, reference, wanted, batch, processes)
-            if dataset is not None:
+            found = scoring.score_model(model, target, seeds, sampling, reference, wanted, batch, processes, condition)
+            if dataset is not None and at:
                 f, subject = model_denoise(model), model_subject(model, target, None, seed)
                 watch = watched(processes)
                 found += denoising_distances(f, dataset, at, reference, subject, count, batch, processes, watch)
@@ -113,6 +126,7 @@ def best_times(
     grid: Annotated[str | None, typer.Option(help="Second times to try, such as 0.5,1,2; by default eight.")] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=2, help="Samples per time.")] = 10_000,
     seed: Seed = 0,
+    data_conditions: DataConditions = False,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
@@ -125,7 +139,7 @@ def best_times(
 
     from tcm.cli import scoring
     from tcm.evaluation.features import load_detector
-    from tcm.evaluation.generation import parse_times
+    from tcm.evaluation.generation import conditions_of, parse_times
     from tcm.evaluation.second_time import save_plot, save_second_time, search_time, time_grid
     from tcm.foundation.processes import join
     from tcm.weights import load
@@ -140,8 +154,9 @@ def best_times(
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
         reference = scoring.reference_for(data, split, network, False, batch, processes)
+        condition = conditions_of(scoring.dataset_for(data, split)) if data_conditions else None
         seeds = range(seed, seed + count)
-        searched = search_time(loaded, model, seeds, tried, reference, batch, processes)
+        searched = search_time(loaded, model, seeds, tried, reference, batch, processes, condition)
         console = Console(stderr=True, quiet=not processes.first)
         rows = list(track(searched, "measuring", len(tried), console=console, transient=True))
         if not processes.first:

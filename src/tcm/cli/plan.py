@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tcm.foundation.processes import Processes
-    from tcm.planning.plan import Plan
+    from tcm.planning.plan import PlannedRecipe
 
 PLAN_FILE = "plan.toml"
 LARGEST, SIDE = 64, 32
@@ -52,7 +52,7 @@ def plan(
     console.print(f"{out}: edit it as you like, then: tcm train {out}", highlight=False, soft_wrap=True)
 
 
-def planned(data: str, seconds: float, processes: Processes, prepared: Path) -> Plan:
+def planned(data: str, seconds: float, processes: Processes, prepared: Path) -> PlannedRecipe:
     """The plan for a data set, showing meanwhile what is being done; images of several sizes are first `prepared`."""
     from rich.console import Console
 
@@ -112,7 +112,7 @@ def planned_recipe(data: str, run: Path, budget: str, device: str | None) -> str
     return str(run / PLAN_FILE)
 
 
-def table(found: Plan) -> Table:
+def table(found: PlannedRecipe) -> Table:
     """What was chosen and why, and how long each stage will take."""
     from rich.table import Table
 
@@ -128,7 +128,7 @@ def table(found: Plan) -> Table:
     return rows
 
 
-def as_dict(found: Plan, out: Path) -> dict[str, object]:
+def as_dict(found: PlannedRecipe, out: Path) -> dict[str, object]:
     """The plan for other programs."""
     choices = [{"what": choice.what, "why": choice.why, "keys": choice.keys} for choice in found.choices]
     return {"recipe": str(out), "seconds": found.seconds, "choices": choices}

@@ -12,7 +12,7 @@ from rich.table import Table
 from tcm.data import Dataset, Stream, open_data, open_dataset
 from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
-from tcm.evaluation.generation import Sampling, generate
+from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import (
     Reference,
@@ -46,9 +46,9 @@ def chosen_metrics(text: str) -> tuple[Metric, ...]:
 
 
 def dataset_for(data: str, split: str) -> Dataset:
-    """The data set itself, for metrics that need more than its statistics."""
+    """The data set itself, for what needs more than its statistics."""
     if is_published(Path(data)):
-        raise TcmError(f"{data} holds only statistics, but dFID needs images; give a data set")
+        raise TcmError(f"{data} holds only statistics, but --dfid and --data-conditions need images; give a data set")
     return open_dataset(data, split=split)
 
 
@@ -100,11 +100,13 @@ def score_model(
     metrics: Sequence[Metric],
     batch: int,
     processes: Processes,
+    condition: Conditions | None = None,
 ) -> list[Score]:
-    """Measure a model's samples, with a progress bar."""
+    """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
     own = share(processes, seeds)
-    images = watched(processes)(generate(model, own, sampling, batch), len(own), "sampling")
-    subject = model_subject(model, name, sampling.describe(model), seeds[0])
+    images = watched(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
+    described = sampling.describe(model) + ("" if condition is None else ", conditions of the data")
+    subject = model_subject(model, name, described, seeds[0])
     return evaluate(images, reference, subject, metrics, processes)
 
 

@@ -3,12 +3,13 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, Self
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -85,6 +86,13 @@ class Stream(ABC):
                 raise TcmError(f"{sample.name} has no label, though other images have one; add it or remove the image")
             labels.append(sample.label)
         return ClassLabels.of(labels, self.where, self._class_names).condition(np.arange(len(labels)))
+
+    def with_channels(self, channels: int) -> Self:
+        """Return this stream with its images converted to gray (1) or RGB (3)."""
+        check_channels(channels)
+        converted = copy(self)
+        converted.shape, converted._convert = (channels, *self.shape[1:]), True
+        return converted
 
     @abstractmethod
     def shard(self, number: int) -> Iterator[Sample]:
@@ -172,7 +180,7 @@ def open_stream(
     folder = Path(where)
     if not folder.exists() and is_class(name):
         opened: Stream = open_class(name, split, Stream)
-        return opened
+        return opened if channels is None else opened.with_channels(channels)
     shards = sorted(str(path) for path in folder.glob("*.tar*"))
     if name.startswith(HUB) or (folder.is_dir() and not shards):
         return RowStream(name, split, channels, class_names)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tcm.data import to_uint8
+from tcm.data import Dataset, to_uint8
 from tcm.foundation.devices import free_memory
 from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import Condition
 from tcm.weights import Model
 
@@ -68,6 +70,18 @@ def bytes_per_image(model: Model) -> int:
 
 Conditions = Callable[[Sequence[int]], Condition]
 """The condition of each image, from its seed."""
+
+
+def conditions_of(dataset: Dataset) -> Conditions:
+    """The conditions of a data set, each as frequent as in it: a seed takes that of an image that it chooses."""
+    annotations = dataset.annotations
+    if annotations is None:
+        raise TcmError("the data has no labels that its images could be conditioned on; give labelled data")
+
+    def conditions(seeds: Sequence[int]) -> Condition:
+        return annotations.condition(np.array([derive_seed("condition", seed) % dataset.count for seed in seeds]))
+
+    return conditions
 
 
 def generate(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tcm.evaluation.evaluate import evaluate_model
-from tcm.evaluation.generation import Sampling
+from tcm.evaluation.generation import Conditions, Sampling
 from tcm.evaluation.references import Reference
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE
@@ -34,6 +34,7 @@ def search_time(
     reference: Reference,
     batch: int = 64,
     processes: Processes = ALONE,
+    condition: Conditions | None = None,
 ) -> Iterator[tuple[float, Score]]:
     """The distance of two-step samples, times (T, t), for each t of the grid: the same seeds throughout.
 
@@ -46,7 +47,7 @@ def search_time(
         check_times(model.denoiser, [model.card.t_max, t])
     for t in grid:
         sampling = Sampling(times=(model.card.t_max, t))
-        (score,) = evaluate_model(model, name, seeds, sampling, reference, ("fid",), batch, processes)
+        (score,) = evaluate_model(model, name, seeds, sampling, reference, ("fid",), batch, processes, condition)
         yield t, score
 
 

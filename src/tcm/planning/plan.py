@@ -25,7 +25,7 @@ Steps = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRecipe:
     """What was chosen and why, the recipe that follows, and the seconds that each stage will take."""
 
     choices: tuple[Choice, ...]
@@ -50,7 +50,7 @@ class Planner:
     patience: float = 0.5
     """Seconds for which each stage is timed."""
 
-    def plan(self, say: Callable[[str], None]) -> Plan:
+    def plan(self, say: Callable[[str], None]) -> PlannedRecipe:
         """The widest network that the budget has time for, and as many steps as fit."""
         few = dict.fromkeys(rules.SHARES, FEWEST_STEPS)
         width, batch = rules.WIDTHS[0], rules.BATCHES[0]
@@ -71,7 +71,7 @@ class Planner:
                 break
         self._check(steps)
         choices = self.choices(width, batch, steps)
-        return Plan(choices, _recipe(choices), {name: steps[name] * step_of[name] for name in steps})
+        return PlannedRecipe(choices, _recipe(choices), {name: steps[name] * step_of[name] for name in steps})
 
     def choices(self, width: int, batch: int, steps: Steps) -> tuple[Choice, ...]:
         """All rules, given the network's width, the batch and the length of the stages."""
@@ -104,7 +104,9 @@ class Planner:
             )
 
 
-def make_plan(dataset: Dataset, path: str, budget: float, processes: Processes, say: Callable[[str], None]) -> Plan:
+def make_plan(
+    dataset: Dataset, path: str, budget: float, processes: Processes, say: Callable[[str], None]
+) -> PlannedRecipe:
     """Plan a run of `budget` seconds on this machine."""
     say("looking at the data")
     return Planner(dataset, path, look_at(dataset), budget, processes).plan(say)

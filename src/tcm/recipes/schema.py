@@ -1,6 +1,7 @@
 """What a run is: the stages in order, and what they share; each key checked by itself and with the others."""
 
 import re
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, Literal, Self
@@ -260,35 +261,67 @@ def _check_dropout(name: str, network: NetworkConfig) -> None:
 def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     """A role's model must be known, and be of the right kind where an earlier stage makes it."""
     before = stages_before(recipe, name)
+    offers = {word: offer for other in before for word, offer in _offers(recipe, other).items()}
     wanted = role.sampler or Sampler
-    fitting = [other for other in before if isinstance(recipe.stages[other].sampler(recipe.second_time), wanted)]
+    fitting = [word for word, offer in offers.items() if offer.sampler is None or isinstance(offer.sampler, wanted)]
     previous = ["previous"] if not before or before[-1] in fitting else []
-    others = [f"{other}.{key}" for other in before for key in trained_roles(recipe, other)]
-    choices = [*fitting, *previous, *others, "init", *(["scratch"] if role.trained or role.follows else [])]
-    source = source_stage(recipe, name, role)
-    if source is not None and role.source.startswith(f"{source}."):
-        return  # a trained role: its model's card is checked when the run begins
-    if role.knows_null and source is not None and (remedy := recipe.stages[source].null_remedy(source)):
-        raise TcmError(
-            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "
-            f"{remedy} or {name}.{role.knows_null}"
-        )
-    if source is None:
+    choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
+    source = before[-1] if role.source == "previous" and before else role.source
+    if source not in offers:
         _check_name(recipe, name, role, choices)
         return
-    stage = recipe.stages[source]
+    offer = offers[source]
+    if role.knows_null and offer.null_remedy:
+        raise TcmError(
+            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "
+            f"{offer.null_remedy} or {name}.{role.knows_null}"
+        )
     if source not in fitting:
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} is the {stage.objective} stage {source!r}, which cannot provide the "
+            f"{name}.{role.key}={role.source!r} is {offer.what}, which cannot provide the "
             f"{role.key} model; {'' if fitting else f'put a stage that makes one before {name!r}, or '}"
             f"use one of: {', '.join(choices)}"
         )
-    low, high = stage.domain(recipe)
-    if asked := role.missing(low, high):
+    if offer.domain is not None and (asked := role.missing(*offer.domain)):
+        low, high = offer.domain
         raise TcmError(
-            f"{name}.{role.key}={role.source!r} must cover {asked}, but the stage {source!r} is defined only "
+            f"{name}.{role.key}={role.source!r} must cover {asked}, but {offer.what} is defined only "
             f"from {low:g} to {high:g}; change one of the two ranges or name another model"
         )
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A model that an earlier stage leaves. What its card takes from a folder or --init is not known before a run."""
+
+    what: str
+    sampler: Sampler | None
+    domain: tuple[float, float] | None
+    null_remedy: str | None
+
+
+def _offers(recipe: Recipe, name: str) -> dict[str, _Offer]:
+    """The models of a stage, by the words that name them in a recipe: its student's, then `stage.role`."""
+    stage = recipe.stages[name]
+    own = stage.sampler(recipe.second_time)
+    offers = {name: _Offer(f"the {stage.objective} stage {name!r}", own, stage.domain(recipe), stage.null_remedy(name))}
+    for key in trained_roles(recipe, name):
+        role = roles_of(recipe, name)[key]
+        offers[f"{name}.{key}"] = _Offer(
+            f"the {key} of the stage {name!r}",
+            role.own_sampler or (own if role.source == "scratch" else _source_sampler(recipe, name, role)),
+            None if role.network == "source" else stage.span(recipe),
+            None if role.learns_null else "name another model",
+        )
+    return offers
+
+
+def _source_sampler(recipe: Recipe, name: str, role: Role) -> Sampler | None:
+    """How a role's source is sampled; None where only its card says so."""
+    source = source_stage(recipe, name, role)
+    if source is None:
+        return None
+    return _offers(recipe, source)[source if role.source == "previous" else role.source].sampler
 
 
 def _check_name(recipe: Recipe, name: str, role: Role, choices: list[str]) -> None:

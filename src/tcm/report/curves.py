@@ -168,8 +168,8 @@ def _consistency(run: RunRecord) -> list[StageRecord]:
 
 
 def _t_prime(run: RunRecord) -> float | None:
-    """Where the range of the last truncated stage begins."""
-    found = [stage.span[0] for stage in run.stages if stage.truncated]
+    """The t' of the last stage that has one."""
+    found = [stage.forgets_below for stage in run.stages if stage.forgets_below is not None]
     return found[-1] if found else None
 
 

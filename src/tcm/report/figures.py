@@ -55,7 +55,8 @@ def series_of(stages: Sequence[StageRecord]) -> dict[str, int]:
     many_steps, one_step, truncated = [0], [1, 2, 4], [3, 4]
     chosen = {}
     for stage in stages:
-        colours = truncated if stage.truncated else one_step if stage.sampler.generates_at_once else many_steps
+        whole_range = one_step if stage.sampler.generates_at_once else many_steps
+        colours = whole_range if stage.forgets_below is None else truncated
         chosen[stage.name] = colours.pop(0) if len(colours) > 1 else colours[0]
     return chosen
 
@@ -76,8 +77,7 @@ def loss_by_time(recipe: Recipe, stage: StageRecord, series: int) -> str:
             )
         _log_scale(axes, lines)
         axes.set_xlim(recipe.t_min, recipe.t_max)
-        if stage.truncated:
-            _mark(axes, stage.span[0])
+        _mark(axes, stage.forgets_below)
         axes.legend(loc="best")
 
     return _figure(draw, "noise level t", "weighted loss", log_x=True)
@@ -173,7 +173,7 @@ def time_distributions(
             axes.fill_between(t, density, color=colour, alpha=0.12, linewidth=0)
             axes.plot(t, density, **_line(colours[stage.name]), label=stage.name)
             # A peak at t' that dwarfs all else is cut, so that the rest stays visible.
-            highest = max(highest, float(np.quantile(density, 0.75 if stage.truncated else 1)))
+            highest = max(highest, float(np.quantile(density, 1 if stage.forgets_below is None else 0.75)))
         axes.set_ylim(0, highest * 1.6)
         _mark(axes, t_prime)
         axes.legend(loc="upper left")

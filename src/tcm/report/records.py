@@ -23,24 +23,19 @@ Status = Literal["finished", "failed", "unfinished", "not begun"]
 class StageRecord:
     """A stage as its folder shows it; `lines` are those of metrics.jsonl.
 
-    `span` are the times that it trains on; a stage that begins above the recipe's lowest time is truncated. Sampling
-    begins at `start`; a model that has none does not generate.
+    `span` are the times that it trains on; `forgets_below` is a truncated model's t', None for others. A model that
+    `generates` makes images from noise. `starts` says when and where the training was started.
     """
 
     name: str
     spec: Stage
     sampler: Sampler
     span: tuple[float, float]
-    start: float | None
-    truncated: bool
+    generates: bool
+    forgets_below: float | None
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
-
-    @property
-    def generates(self) -> bool:
-        """Whether its model makes images from noise."""
-        return self.start is not None
 
     @property
     def model(self) -> Path:
@@ -159,9 +154,9 @@ def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     spec = recipe.stages[name]
     span = spec.span(recipe)
     lines = _lines(folder / "metrics.jsonl")
-    start, truncated = spec.start(recipe), span[0] > recipe.t_min
+    generates, t_prime = spec.start(recipe) is not None, spec.forgets_below(recipe)
     sampler = spec.sampler(recipe.second_time)
-    return StageRecord(name, spec, sampler, span, start, truncated, folder, lines, read_starts(folder))
+    return StageRecord(name, spec, sampler, span, generates, t_prime, folder, lines, read_starts(folder))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

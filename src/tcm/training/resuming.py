@@ -15,7 +15,7 @@ from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.checkpoint import disk_errors
-from tcm.training.origin import noted_data
+from tcm.training.data_provenance import noted_data
 from tcm.training.stage_models import needed_stages
 from tcm.weights import is_run, last_model
 

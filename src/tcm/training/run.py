@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,10 +24,10 @@ from tcm.method.conditions import Classes, ConditionKind
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
 from tcm.training.checkpoint import Checkpoints, disk_errors
+from tcm.training.data_provenance import notes_of_data
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
 from tcm.training.metrics import MetricsFile, time_bins
-from tcm.training.origin import notes_of_data
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
 from tcm.training.sharding import shard
@@ -36,6 +37,7 @@ from tcm.training.stage_models import (
     Sources,
     card_of,
     check_run,
+    models_of_run,
     models_of_stage,
     needed_stages,
     stage_models,
@@ -80,8 +82,9 @@ class Run:
         with stop_requests(patient, quiet) as stop, _only_one(self.folder, self.processes):
             plan = self._plan()
             self._adopt(plan.resumption)
+            trained = models_of_run(self.recipe, plan.folders)
             with notes_of_data(
-                plan.data, self.folder, plan.models.values(), self.processes.first, self.console
+                plan.data, self.folder, chain(*trained.values()), self.processes.first, self.console
             ) as notes:
                 for name, model in plan.models.items():
                     if not model.is_dir():
@@ -89,7 +92,7 @@ class Run:
                             finished = self._train_stage(name, plan, notes.on(plan.cards[name]), show, stop)
                         if not finished:
                             return False
-                    notes.add(model)
+                    notes.add(trained[name])
                     self.processes.wait()
                 notes.finish(stop)
                 return True
@@ -105,18 +108,19 @@ class Run:
             self._adopt(plan.resumption)
             note(self.folder, self.recipe, plan.init)
             jobs = [*(self._job(name) for name, model in plan.models.items() if not model.is_dir()), *also]
-            with notes_of_data(plan.data, self.folder, plan.models.values(), True, self.console) as notes:
+            trained = models_of_run(self.recipe, plan.folders)
+            with notes_of_data(plan.data, self.folder, chain(*trained.values()), True, self.console) as notes:
                 with heard_progress(self.console) as hear:
                     done = side_by_side(jobs, workers, stop, hear)
-                for model in plan.models.values():
+                for name, model in plan.models.items():
                     if model.is_dir():
-                        notes.add(model)
+                        notes.add(trained[name])
                 if len(done) < len(jobs):
                     return False
                 notes.finish(stop)
                 return True
 
-    def check(self, workers: int | None = None) -> "Plan":
+    def check(self, workers: int | None = None) -> "RunPlan":
         """What training would do; refuses what it would refuse, and writes nothing."""
         if workers is not None:
             self._check_workers(workers)
@@ -128,7 +132,7 @@ class Run:
         work = partial(train_stage_alone, self.recipe, self.folder, self.options, name)
         return Job(name, work, needed_stages(self.recipe, name))
 
-    def _plan(self) -> "Plan":
+    def _plan(self) -> "RunPlan":
         """What the run is made of, checked before anything is trained."""
         with self.processes.agreeing():
             self._check_processes()
@@ -141,7 +145,7 @@ class Run:
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
             cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
-            plan = Plan(data, batches, cards, folders, init, resumed)
+            plan = RunPlan(data, batches, cards, folders, init, resumed)
             check_run(self.recipe, cards, plan.done, init)
             if resumed.moved is not None and self.processes.first:
                 check_same_data(resumed.moved, data, self.folder, plan.models.values())
@@ -155,7 +159,7 @@ class Run:
             if self.processes.first:
                 adopt(resumed, self.recipe, self.folder)
 
-    def _train_stage(self, name: str, plan: "Plan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
+    def _train_stage(self, name: str, plan: "RunPlan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder = plan.folders[name]
         earlier: dict[str, Path] = {}
         for other in stages_before(self.recipe, name):
@@ -271,7 +275,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run's data, and each stage's batches, the card of its model to be, and its folder."""
 
     data: Dataset | Stream

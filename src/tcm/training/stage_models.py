@@ -90,6 +90,11 @@ def models_of_stage(recipe: Recipe, name: str, folder: Path) -> dict[str, Path]:
     return others | {name: folder / "model"}
 
 
+def models_of_run(recipe: Recipe, folders: Mapping[str, Path]) -> dict[str, list[Path]]:
+    """Where the models of each stage are or will be, given the stages' folders."""
+    return {name: list(models_of_stage(recipe, name, folder).values()) for name, folder in folders.items()}
+
+
 def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -> dict[str, Model]:
     """The models of a stage by their role, each checked to fit."""
     models, roles = {}, roles_of(recipe, name)
@@ -150,18 +155,26 @@ def _fresh(card: ModelCard, seed: int, name: str) -> Model:
 def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: ModelCard | None) -> ModelCard:
     """What a role's model must be in a stage that makes the model of this card.
 
-    The student is sampled as the stage says. Another role is what it comes from, on the times that the stage trains on.
+    The student is sampled as the stage says. Another role is what it says, else what it comes from, on the times that
+    the stage trains on.
     """
     stage, role = recipe.stages[name], roles_of(recipe, name)[key]
     if role.network == "source" and given is not None:
         own = {"image_shape": card.image_shape, "condition": card.condition, "provenance": card.provenance}
-        return given.model_copy(update=own)
+        return given.model_copy(update=own | _said(role))
     fields: dict[str, object] = {"network": network_of(recipe, stage, role)}
     if key != "student":
         t_min, t_max = stage.span(recipe)
         fields |= {"t_min": t_min, "t_max": t_max}
         fields |= {} if given is None else {"kind": given.kind, "sampler": given.sampler}
+        fields |= _said(role)
     return card.model_copy(update=fields)
+
+
+def _said(role: Role) -> dict[str, object]:
+    """What a role says about the card of its trained model."""
+    said = {"kind": role.kind, "sampler": role.own_sampler}
+    return {field: value for field, value in said.items() if value is not None}
 
 
 def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, Tensor]:

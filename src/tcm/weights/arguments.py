@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.networks import NetworkConfig, networks
+from tcm.weights.exported_origin import ORIGIN_KEY
 from tcm.weights.module_pickles import Module
-from tcm.weights.origins import ORIGIN_KEY
 from tcm.weights.pickles import shown
 
 POSITIONAL = ("img_resolution", "img_channels", "label_dim")

@@ -9,8 +9,8 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.files import written_aside
 from tcm.networks.layers import class_count
 from tcm.weights.edm_names import to_reference
+from tcm.weights.exported_origin import ORIGIN_KEY, origin_of
 from tcm.weights.model import Model, ModelCard
-from tcm.weights.origins import ORIGIN_KEY, origin_of
 
 
 def export_state_dict(model: Model, path: Path) -> int:

@@ -128,6 +128,10 @@ class Stage(Optimization):
         (low, high), start = self.span(setting), self.start(setting)
         return low, high if start is None else start
 
+    def forgets_below(self, setting: Setting) -> float | None:
+        """t', below which the stage's model may forget how to denoise; None if it may not."""
+        return None
+
     def sampler(self, second_time: float) -> Sampler:
         """How the stage's model is sampled; `second_time` is the recipe's."""
         return ConsistencySampler(second_time=second_time)

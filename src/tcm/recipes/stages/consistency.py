@@ -11,7 +11,6 @@ from tcm.method.distances import WEIGHTINGS, Distance, PseudoHuber, SquaredL2, W
 from tcm.method.objectives import Consistency, Distillation, Pairs
 from tcm.method.sampling import HeunSampler
 from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
-from tcm.method.times import LogNormal
 from tcm.recipes.stages.base import Setting, Stage, Times
 from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
@@ -21,19 +20,24 @@ AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DIST
 """A distance, read by its `kind`: ours, an entry point of `tcm.distances`, or `module:Class`."""
 
 
+# The names of the defaults of the method.
+_WEIGHTING = next(name for name, weighting in WEIGHTINGS.items() if weighting is Pairs.weighting)
+_SOLVER = next(name for name, step in SOLVERS.items() if step is Distillation.step)
+
+
 class PairsStage(Stage):
     """How neighbouring points of a trajectory are made and compared."""
 
-    curriculum: Curriculum = Field(default=Curriculum(), description="Δ_t, the distance of a pair's times")
-    distance: AnyDistance = Field(default=PseudoHuber(1e-8), description="distance between the two outputs")
-    weighting: WeightingName = Field(default="inverse_delta", description="weight of a pair: 1/Δ, 1/c_out² or 1")
+    curriculum: Curriculum = Field(default=Pairs.curriculum, description="Δ_t, the distance of a pair's times")
+    distance: AnyDistance = Field(default=Pairs.distance, description="distance between the two outputs")
+    weighting: WeightingName = Field(default=_WEIGHTING, description="weight of a pair: 1/Δ, 1/c_out² or 1")
     teacher: str | None = Field(
         default=None,
         description="diffusion model to distil from: an earlier stage, a model folder (with a slash), or init for "
         "the model given with --init; unset: training from data",
     )
-    solver: SolverName = Field(default="heun", description="how the teacher's trajectory is followed")
-    guidance: float = Field(default=1.0, description="the teacher's guidance scale; 1 for none")
+    solver: SolverName = Field(default=_SOLVER, description="how the teacher's trajectory is followed")
+    guidance: float = Field(default=Distillation.guidance, description="the teacher's guidance scale; 1 for none")
 
     schedule_captions: ClassVar[dict[str, str]] = {
         "ratio": "Ratio r/t of a pair's times: stage 1 raises it step by step, stage 2 holds the limit from the start."
@@ -79,7 +83,7 @@ class ConsistencyStage(PairsStage):
     """Consistency on the whole range of times."""
 
     objective: Literal["consistency"] = "consistency"
-    times: Times = Field(default=LogNormal(-1.1, 2.0), description="distribution of the training times")
+    times: Times = Field(default=Consistency.times, description="distribution of the training times")
     t_high: Positive | None = Field(default=None, description="where the stage's range ends; unset: at t_max")
 
     def span(self, setting: Setting) -> tuple[float, float]:

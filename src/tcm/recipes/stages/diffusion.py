@@ -7,7 +7,6 @@ from pydantic import Field
 from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Diffusion
 from tcm.method.sampling import HeunSampler
-from tcm.method.times import LogNormal
 from tcm.recipes.stages.base import Setting, Stage, Times
 
 
@@ -15,8 +14,10 @@ class DiffusionStage(Stage):
     """Denoising score matching at all noise levels: EDM's loss."""
 
     objective: Literal["diffusion"] = "diffusion"
-    times: Times = Field(default=LogNormal(-1.2, 1.2), description="distribution of the training times")
-    label_dropout: float = Field(default=0.0, description="probability that the condition is hidden, for guidance")
+    times: Times = Field(default=Diffusion.times, description="distribution of the training times")
+    label_dropout: float = Field(
+        default=Diffusion.label_dropout, description="probability that the condition is hidden, for guidance"
+    )
 
     def build(self, setting: Setting) -> Diffusion:
         return Diffusion(self.times.within(*self.span(setting)), self.label_dropout)

@@ -37,6 +37,13 @@ class Role:
     """The role of which this one is an average, updated after each of its updates."""
     optimization: Optimization | None = None
     """How its weights are trained; None for the stage's settings."""
+    kind: str | None = None
+    own_sampler: Sampler | None = None
+    """What a trained role's card says: the objective that it was trained with, and how it is sampled. None: as the
+    source's, or as the student's if it starts from scratch.
+    """
+    learns_null: bool = False
+    """Whether a trained role sees the null condition too, so that a later stage can guide it."""
     sampler: type[Sampler] | None = None
     """How the source must be sampled: by a HeunSampler if it must be a diffusion model; None for anything."""
     lowest: float | None = None

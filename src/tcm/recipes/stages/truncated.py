@@ -24,7 +24,7 @@ def _at_its_limit(table: Any) -> Any:
     """A curriculum that leaves d out is at its limit throughout: what the paper does in stage 2."""
     if not isinstance(table, dict):
         return table
-    return _CURRICULUM.validate_json(json.dumps({"d": 0} | table), strict=True)
+    return _CURRICULUM.validate_json(json.dumps({"d": TruncatedConsistency.pairs.curriculum.d} | table), strict=True)
 
 
 class TruncatedStage(PairsStage):
@@ -33,11 +33,15 @@ class TruncatedStage(PairsStage):
     objective: Literal["truncated"] = "truncated"
     times: Times = Field(default=LogStudentT(0.0, 0.2), description="distribution of the training times")
     curriculum: Annotated[Curriculum, BeforeValidator(_at_its_limit)] = Field(
-        default=Curriculum(d=0), description="Δ_t, the distance of a pair's times; with d = 0 at its limit throughout"
+        default=TruncatedConsistency.pairs.curriculum,
+        description="Δ_t, the distance of a pair's times; with d = 0 at its limit throughout",
     )
-    t_prime: Positive = Field(default=1.0, description="t', the dividing time, where the frozen model gives the target")
-    w_b: float = Field(default=0.1, description="weight of the boundary loss")
-    rho: float = Field(default=0.25, description="ρ, share of the batch that sits at t_prime")
+    t_prime: Positive = Field(
+        default=TruncatedConsistency.t_prime,
+        description="t', the dividing time, where the frozen model gives the target",
+    )
+    w_b: float = Field(default=TruncatedConsistency.w_b, description="weight of the boundary loss")
+    rho: float = Field(default=TruncatedConsistency.rho, description="ρ, share of the batch that sits at t_prime")
     frozen: str = Field(
         default="previous",
         description="the consistency model below t_prime: previous (the stage before; in the first stage --init), "
@@ -51,6 +55,10 @@ class TruncatedStage(PairsStage):
 
     def span(self, setting: Setting) -> tuple[float, float]:
         return self.t_prime, setting.t_max
+
+    def forgets_below(self, setting: Setting) -> float:
+        low, _ = self.span(setting)
+        return low
 
     def check(self, name: str, setting: Setting) -> None:
         super().check(name, setting)

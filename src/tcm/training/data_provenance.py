@@ -46,9 +46,9 @@ class Notes:
         """The card of a model to come, with the hash if it is known by now."""
         return _with_data(card, None if self._hashing is None else self._hashing.value)
 
-    def add(self, model: Path) -> None:
-        """Note the hash in this model if it lacks it: now if it is known, else when it is."""
-        self._models.append(model)
+    def add(self, models: Iterable[Path]) -> None:
+        """Note the hash in those of these models that lack it: now if it is known, else when it is."""
+        self._models.extend(model for model in models if model.is_dir())
         self.write()
 
     def finish(self, stop: StopRequest) -> None:
