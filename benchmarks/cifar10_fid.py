@@ -21,8 +21,8 @@ from torch import Tensor
 from tcm.data import open_dataset
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.formulas import kernel_distance
-from tcm.evaluation.statistics import Statistics, frechet_distance
 from tcm.foundation.files import atomic_write
+from tcm.method.gaussians import Statistics, frechet_distance
 
 Pixels = NDArray[np.uint8]
 Damage = Callable[[Pixels, int], Pixels]

@@ -33,7 +33,8 @@ def tiny(steps: int = 12, *overrides: str) -> list[str]:
     stages = [f"{stage}.{word}" for stage in STAGES for word in words]
     # A grid of the diffusion model's samples costs more than all its steps: there is one, at the end.
     samples = ["diffusion.sample_every=12", "consistency.sample_every=6", "truncated.sample_every=6"]
-    ours = [*network, "adapts=false", *stages, *samples, "diffusion.warmup=1", "consistency.curriculum.d=4"]
+    watched = ["consistency.watched_images=16"]
+    ours = [*network, "adapts=false", *stages, *samples, *watched, "diffusion.warmup=1", "consistency.curriculum.d=4"]
     replaced = {override.partition("=")[0] for override in overrides}
     return [word for word in ours if word.partition("=")[0] not in replaced] + list(overrides)
 

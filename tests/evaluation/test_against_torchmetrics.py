@@ -11,7 +11,7 @@ from tcm.data import open_dataset
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.formulas import kernel_distance
 from tcm.evaluation.references import observe
-from tcm.evaluation.statistics import frechet_distance
+from tcm.method.gaussians import frechet_distance
 
 
 class Ours(nn.Module):

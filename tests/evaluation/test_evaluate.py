@@ -23,9 +23,9 @@ from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import Reference, chosen_images, observe, published_reference, reference_of
 from tcm.evaluation.scores import differing_conditions
 from tcm.evaluation.sharing import ALONE
-from tcm.evaluation.statistics import Statistics
 from tcm.foundation.counting import watched
 from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.method.gaussians import Statistics
 
 ME = Subject("me", "0" * 64)
 

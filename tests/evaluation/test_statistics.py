@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcm.evaluation.statistics import Statistics, accumulate, extrapolated_distance, frechet_distance
+from tcm.evaluation.statistics import accumulate, extrapolated_distance
 from tcm.foundation.errors import TcmError
+from tcm.method.gaussians import Statistics, frechet_distance
 
 
 def correlated(count: int, dimension: int, seed: int, shift: float = 0.0) -> torch.Tensor:

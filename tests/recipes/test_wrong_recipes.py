@@ -95,6 +95,32 @@ WRONG_OVERRIDES = {
         "remove it, or use schedule='inverse_sqrt' or a power average"
     ),
     # times
+    "digits consistency.steps=until-flat consistency.curriculum.d=0": (
+        "digits: consistency.steps='until-flat' needs curriculum.d above 0; give the bound: steps=1000 and "
+        "until_flat=true"
+    ),
+    "digits diffusion.steps=until-flat": "digits: diffusion.steps='until-flat' must be a valid integer",
+    "digits truncated.until_flat=true": (
+        "digits: truncated.until_flat=true needs a later stage that keeps its model frozen; add it, or give a number "
+        "of steps and until_flat=false"
+    ),
+    "digits consistency.until_flat=true consistency.watched_images=0": (
+        "digits: consistency.until_flat=true needs watched_images above 0; add it, or give a number of steps and "
+        "until_flat=false"
+    ),
+    "digits truncated.t_prime=auto consistency.watched_images=0": (
+        "digits: truncated: t_prime='auto' is chosen by what is measured while the frozen model is trained, but "
+        "frozen='previous' is not watched (consistency.watched_images=0); set truncated.t_prime=1.125"
+    ),
+    "imagenet64-xl truncated.t_prime=auto": (
+        "imagenet64-xl: truncated: t_prime='auto' is chosen by what is measured while the frozen model is trained, but "
+        "frozen='previous' comes from outside of this run; set truncated.t_prime=0.75"
+    ),
+    "digits truncated.t_prime=auto truncated.times.low=0.75": (
+        "digits: truncated.t_prime='auto' may become 1.125, but then times.low=0.75 is below t_prime=1.125; use "
+        "low=1.125"
+    ),
+    "digits truncated.t_prime=later": """digits: truncated.t_prime='later': must be a number above 0, or "auto\"""",
     "digits truncated.t_prime=80": (
         "digits: truncated.t_prime=80.0 must lie between t_min=0.002 and t_max=80.0; the paper uses 1.0"
     ),

@@ -35,6 +35,7 @@ batch = 8
 log_every = 2
 sample_every = 0
 [stages.consistency]
+watched_images = 16
 steps = 6
 batch = 8
 log_every = 2

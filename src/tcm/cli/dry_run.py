@@ -34,7 +34,7 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
         table.add_row(
             plan.folders[name].name,
             "" if name in plan.done else f"at step {step:,}",
-            f"{stage.steps:,}",
+            f"{'≤ ' if stage.until_flat and name not in plan.done else ''}{stage.steps:,}",
             f"{stage.batch:,}",
             millions(cost.parameters),
             size(cost.memory.total),

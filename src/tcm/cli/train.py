@@ -113,14 +113,20 @@ def train(
 def _print_plan(training: Run, workers: int | None, full: bool, cluster: bool) -> None:
     from tcm.cli.cost_tables import cost_table, scaling_table
     from tcm.cli.dry_run import images_of, plan_table
+    from tcm.recipes.decided import settled
     from tcm.recipes.resolve import to_toml
 
-    recipe, console = training.recipe, training.console
-    plan = training.check(workers)
+    plan, console = training.check(workers), training.console
+    recipe = settled(training.recipe, training.folder)
     if full:
-        console.print(to_toml(recipe), highlight=False, markup=False, soft_wrap=True)
+        console.print(to_toml(training.recipe), highlight=False, markup=False, soft_wrap=True)
     for change in plan.resumption.said:
         console.print(f"changes: {change}", highlight=False, markup=False, soft_wrap=True)
     console.print(plan_table(recipe, plan, training.processes.count))
+    for name, stage in recipe.stages.items():
+        if keys := stage.undecided():
+            low, _ = stage.span(recipe)
+            text = f"{name}: the run decides {' and '.join(sorted(keys))}; until then it trains from t = {low:g} on"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
     if cluster:
         console.print(cost_table(recipe, images_of(plan)), scaling_table(recipe, images_of(plan)))

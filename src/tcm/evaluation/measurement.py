@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
 from tcm.evaluation.scores import Kind, Score
-from tcm.evaluation.statistics import frechet_distance
 from tcm.foundation.errors import TcmWarning
 from tcm.foundation.machine import versions
+from tcm.method.gaussians import frechet_distance
 
 QUANTISATION = "clamp(127.5 x + 128) truncated to uint8"
 

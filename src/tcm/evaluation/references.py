@@ -21,11 +21,12 @@ from tcm.data.dataset import Indices
 from tcm.data.opening import data_folder
 from tcm.evaluation.features import Detector
 from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
-from tcm.evaluation.statistics import Statistics, accumulate, running_statistics
+from tcm.evaluation.statistics import accumulate, running_statistics
 from tcm.foundation.counting import Watch, unwatched
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
+from tcm.method.gaussians import Statistics
 
 FORMAT = "1"
 KEEP_SECONDS = 30.0

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tcm.data import Dataset
 from tcm.data.hashing import hash_of
-from tcm.evaluation.statistics import Statistics
 from tcm.foundation.processes import Processes
+from tcm.method.gaussians import Statistics
 
 Item = TypeVar("Item")
 

@@ -1,6 +1,7 @@
 """Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. F."""
 
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 
 import torch
@@ -38,6 +39,15 @@ class Curriculum:
         """The ratio of a step; steps count from 0, the paper's iterations i = step + 1 from 1."""
         doublings = step // self.d + 1 if self.d else inf
         return min(1 - self.q**-doublings, self.limit)
+
+    @property
+    def length(self) -> int:
+        """The first step at the limit.
+
+        >>> Curriculum(q=2, d=25_000, limit=0.999).length, Curriculum(d=0).length
+        (225000, 0)
+        """
+        return next(step for step in count(0, max(self.d, 1)) if self.ratio(step) == self.limit)
 
     def earliest(self, t: float) -> float:
         """The lowest r = t − Δ_t of any step.

@@ -31,6 +31,10 @@ class TimeDistribution(ABC):
     def within(self, low: float, high: float) -> Self:
         """The same distribution on [low, high], unless it has its own bounds."""
 
+    def in_units_of(self, unit: float) -> Self:
+        """The distribution of unit · t, but for bounds that it has; one that has no such scale stays as it is."""
+        return self
+
     @abstractmethod
     def quantile(self, u: Tensor) -> Tensor:
         """The t below which the fraction u of all draws lies (float64, on the CPU)."""
@@ -71,6 +75,9 @@ class LogTimes(TimeDistribution):
 
     def within(self, low: float, high: float) -> Self:
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
+
+    def in_units_of(self, unit: float) -> Self:
+        return replace(self, mean=self.mean + log(unit))
 
     @abstractmethod
     def cdf(self, z: np.ndarray) -> np.ndarray:

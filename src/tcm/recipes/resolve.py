@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.recipes.overrides import for_each_stage, shortened_warmups
 from tcm.recipes.schema import Recipe
-from tcm.recipes.stages.base import CONTINUE
+from tcm.recipes.stages.base import AUTO, CONTINUE, UNTIL_FLAT
 
 Tree = dict[str, Any]
 
@@ -217,7 +217,7 @@ def _value(text: str, present: object) -> object:
     except tomllib.TOMLDecodeError:
         return text
     value = parsed["value"]
-    replaces_text = isinstance(present, str) and present not in (UNSET, CONTINUE)
+    replaces_text = isinstance(present, str) and present not in (UNSET, CONTINUE, UNTIL_FLAT, AUTO)
     return text if len(parsed) > 1 or (replaces_text and not isinstance(value, str)) else value
 
 

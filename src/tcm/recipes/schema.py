@@ -100,6 +100,7 @@ class Recipe(Setting):
                 if role.optimization is not None:
                     role.optimization.check_optimization(f"{name}: {key}", stage.steps)
             _check_offset(self, name, stage)
+            _check_watching(self, name, stage)
         _check_second_time(self)
         return self
 
@@ -144,6 +145,27 @@ def source_stage(recipe: Recipe, name: str, role: Role) -> str | None:
     return stage if known else None
 
 
+def watching_roles(recipe: Recipe, name: str) -> list[Role]:
+    """The roles of later stages whose model a stage trains, and whose denoising is measured meanwhile."""
+    stages = list(recipe.stages)
+    later = stages[stages.index(name) + 1 :]
+    roles = [(other, role) for other in later for role in roles_of(recipe, other).values()]
+    return [role for other, role in roles if role.watched and source_stage(recipe, other, role) == name]
+
+
+def watched_times(recipe: Recipe, name: str) -> list[float]:
+    """The times at which a stage's denoising is measured while it is trained.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> watched_times(resolve("cifar10"), "consistency"), watched_times(resolve("cifar10"), "truncated")
+    ([0.5, 1.0, 2.0], [])
+    """
+    stage = recipe.stages[name]
+    _, high = stage.domain(recipe)
+    times = {t for role in watching_roles(recipe, name) for t in role.watched if t <= high}
+    return sorted(times) if stage.watched_images else []
+
+
 def offset_of(recipe: Recipe, name: str) -> int:
     """The steps that a stage's schedule and power averages count before its first.
 
@@ -157,6 +179,24 @@ def offset_of(recipe: Recipe, name: str) -> int:
     source = source_stage(recipe, name, roles_of(recipe, name)["student"])
     assert source is not None, "a recipe's checks ensure it"
     return offset_of(recipe, source) + recipe.stages[source].steps
+
+
+def _check_watching(recipe: Recipe, name: str, stage: Stage) -> None:
+    """What a run decides by itself needs an earlier stage that is watched."""
+    if stage.until_flat and not watched_times(recipe, name):
+        needed = (
+            "watched_images above 0" if watching_roles(recipe, name) else "a later stage that keeps its model frozen"
+        )
+        raise TcmError(f"{name}.until_flat=true needs {needed}; add it, or give a number of steps and until_flat=false")
+    for role in roles_of(recipe, name).values():
+        source = source_stage(recipe, name, role)
+        if role.needs_curves is None or (source is not None and watched_times(recipe, source)):
+            continue
+        model = "comes from outside of this run" if source is None else f"is not watched ({source}.watched_images=0)"
+        raise TcmError(
+            f"{name}: {role.needs_curves.partition('=')[0]}='auto' is chosen by what is measured while the "
+            f"{role.key} model is trained, but {role.key}={role.source!r} {model}; set {name}.{role.needs_curves}"
+        )
 
 
 def _check_offset(recipe: Recipe, name: str, stage: Stage) -> None:

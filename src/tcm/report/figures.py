@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from tcm.recipes.schema import Recipe
+from tcm.recipes.stages.flattening import Curves
 from tcm.report.headline import Curve
 from tcm.report.records import StageRecord
 from tcm.training.metrics import time_bins
@@ -157,6 +158,23 @@ def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float |
         axes.legend(loc="best")
 
     return _figure(draw, "noise level t", metric, log_x=True)
+
+
+def watched(curves: Curves, marked: Sequence[float], series: int) -> str:
+    """The denoised distance over the steps of a stage, a line for each time; those of `marked` times are bold."""
+
+    def draw(axes: Axes) -> None:
+        for t, curve in sorted(curves.items()):
+            steps, distances = zip(*curve, strict=True)
+            bold = t in marked
+            look: Any = {"linewidth": 2.4 if bold else 1.2, "alpha": 1.0 if bold else 0.55}
+            axes.plot(steps, distances, color=SERIES[series], marker="o", markersize=3.5 if bold else 2.5, **look)
+            name = f"t′ = {t:g}" if bold else f"t = {t:g}"
+            end = steps[-1], distances[-1]
+            axes.annotate(name, end, xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False)
+        _log_scale(axes, np.array([distance for curve in curves.values() for _, distance in curve]))
+
+    return _figure(draw, "step of the stage", "denoised distance")
 
 
 def time_distributions(

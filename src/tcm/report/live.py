@@ -16,6 +16,7 @@ from tcm.report.drawing import ObservedRun
 from tcm.report.html import Html, figure, paragraph, section, side_by_side
 from tcm.report.page import whole_page
 from tcm.report.records import RunRecord, StageRecord, read_run
+from tcm.report.watching import watching
 
 HERE = "127.0.0.1"
 
@@ -76,6 +77,7 @@ def live_page(folder: Path, every: float) -> str:
         overview.top([observed]),
         section("Now", _now(run), side_by_side(plots)),
         section("Samples", "The newest grids that training drew.", side_by_side(grids)) if grids else "",
+        watching([observed]),
         curves.stability([observed]),
         curves.losses([observed]),
     ]
@@ -89,7 +91,8 @@ def _now(run: RunRecord) -> Html:
         return Html(
             f"All stages are finished. <code>tcm report {escape(str(run.folder))}</code> writes the full report."
         )
-    text = f"<strong>{escape(current.name)}</strong>, step {current.step:,} of {current.spec.steps:,}"
+    most = "at most " if current.spec.until_flat else ""
+    text = f"<strong>{escape(current.name)}</strong>, step {current.step:,} of {most}{current.spec.steps:,}"
     if current.numbers:
         line = current.numbers[-1]
         text += f", loss {line['loss']:.4g}, {line['images_per_second']:,.0f} images/s"
@@ -97,7 +100,10 @@ def _now(run: RunRecord) -> Html:
     if left is None:
         return Html(f"{text}. The time that is left is known after the first numbers.")
     each = ", ".join(f"{escape(name)} {duration(seconds)}" for name, seconds in left.stages.items())
-    return Html(f"{text}. Left: <strong>{duration(left.total)}</strong> ({each}), without sampling and checkpoints.")
+    most = "at most " if any(stage.spec.until_flat for stage in run.stages) else ""
+    return Html(
+        f"{text}. Left: {most}<strong>{duration(left.total)}</strong> ({each}), without sampling and checkpoints."
+    )
 
 
 class LivePage:

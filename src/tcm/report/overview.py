@@ -155,9 +155,12 @@ def _stage_list(run: RunRecord) -> str:
     colours = series_of(run.stages)
     items = []
     for stage in run.stages:
-        progress = f"{stage.spec.steps:,} steps"
+        most = "at most " if stage.spec.until_flat else ""
+        progress = f"{most}{stage.spec.steps:,} steps"
+        if stage.status == "finished":
+            progress = f"{stage.spec.steps:,} steps"
         if stage.status in ("unfinished", "failed"):
-            progress = f"step {stage.step:,} of {stage.spec.steps:,}"
+            progress = f"step {stage.step:,} of {most}{stage.spec.steps:,}"
         taken = f" in {duration(stage.seconds)}" if stage.numbers else ""
         waiting = "waiting" if stage.status == "not begun" else ""
         kind = "failed" if stage.warnings else stage.status

@@ -11,6 +11,7 @@ from tcm.foundation.files import atomic_write
 from tcm.report import curves, galleries, overview
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding
+from tcm.report.watching import watching
 
 
 def render(runs: Sequence[ObservedRun]) -> str:
@@ -25,6 +26,7 @@ def render(runs: Sequence[ObservedRun]) -> str:
         galleries.per_condition(runs),
         galleries.paths(runs),
         curves.trade_off(runs),
+        watching(runs),
         curves.stability(runs),
         rounding(runs),
         curves.losses(runs),

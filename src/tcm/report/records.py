@@ -8,6 +8,7 @@ from typing import Any, Literal
 from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.method.sampling import Sampler
+from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, all_moved_aside, stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
@@ -126,7 +127,7 @@ def read_run(folder: Path) -> RunRecord:
 def _read_run(folder: Path, name: str) -> RunRecord:
     if not (folder / RECIPE_FILE).is_file():
         raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
-    recipe = resolve(str(folder / RECIPE_FILE))
+    recipe = settled(resolve(str(folder / RECIPE_FILE)), folder)
     stages = []
     for stage, path in stage_folders(recipe, folder).items():
         stages += [*_before(stage, path), _read_stage(recipe, stage, path)]

@@ -45,6 +45,8 @@ class Position(LearnerPosition):
     retry: int = 0
     others: dict[str, LearnerPosition] = {}
     """The other networks that are trained."""
+    curves: dict[float, list[tuple[int, float]]] = {}
+    """The distances that were measured so far: what `until_flat` goes by."""
     data: dict[str, JsonValue] | None = None
     """The position in the stream that the data come from; data sets by index need none."""
 

@@ -11,6 +11,7 @@ from tcm.data.hashing import hash_of
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write, sync_folder
 from tcm.recipes.changes import Change, changes
+from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
@@ -45,8 +46,8 @@ def resumption(recipe: Recipe, run: Path, later: Later | None) -> Resumption:
     path = run / RECIPE_FILE
     if not path.exists():
         return Resumption()
-    noted, folders = resolve(str(path)), stage_folders(recipe, run)
-    found = changes(noted, recipe)
+    noted, folders = settled(resolve(str(path)), run), stage_folders(recipe, run)
+    found = changes(noted, settled(recipe, run))
     begun = {name for name, folder in folders.items() if _begun(folder)}
     longer = [change.stage for change in found if change.rule == "longer" and change.stage in begun]
     affected = [name for name in _dependents(recipe, longer) if name in begun]
@@ -80,7 +81,8 @@ def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
     for name in change.kept:
         (folders[name] / KEPT_FILE).write_text("a stage that this one was trained from has been extended since\n")
     for name in change.redone:
-        shutil.copyfile(run / RECIPE_FILE, folders[name] / RECIPE_FILE)
+        as_it_was = settled(resolve(str(run / RECIPE_FILE)), run)
+        (folders[name] / RECIPE_FILE).write_text(to_toml(as_it_was), "utf-8")
         folders[name].rename(moved_aside(folders[name]))
     for name, steps in change.extended.items():
         aside = folders[name] / f"model-step-{steps}"

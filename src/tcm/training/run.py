@@ -21,10 +21,21 @@ from tcm.foundation.progress import SentProgress, Show, heard_progress, progress
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.method.conditions import Classes, ConditionKind
+from tcm.recipes.decided import noted_decision, settled
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.schema import Recipe, condition_of, offset_of, roles_of, stages_before, trained_roles
+from tcm.recipes.schema import (
+    Recipe,
+    condition_of,
+    offset_of,
+    roles_of,
+    stages_before,
+    trained_roles,
+    watched_times,
+    watching_roles,
+)
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.data_provenance import notes_of_data
+from tcm.training.deciding import decide
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
 from tcm.training.metrics import MetricsFile, time_bins
@@ -41,6 +52,7 @@ from tcm.training.stage_models import (
     models_of_stage,
     needed_stages,
     stage_models,
+    trained_for,
 )
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
@@ -88,8 +100,9 @@ class Run:
             ) as notes:
                 for name, model in plan.models.items():
                     if not model.is_dir():
+                        card = notes.on(self._decided_card(name, plan))
                         with progress_of_stages(self.console) as show:
-                            finished = self._train_stage(name, plan, notes.on(plan.cards[name]), show, stop)
+                            finished = self._train_stage(name, plan, card, show, stop)
                         if not finished:
                             return False
                     notes.add(trained[name])
@@ -144,9 +157,10 @@ class Run:
             condition = _check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
-            cards = {name: card_of(self.recipe, name, data.shape, condition) for name in folders}
+            recipe = settled(self.recipe, self.folder)
+            cards = {name: card_of(recipe, name, data.shape, condition) for name in folders}
             plan = RunPlan(data, batches, cards, folders, init, resumed)
-            check_run(self.recipe, cards, plan.done, init)
+            check_run(recipe, cards, plan.done, init)
             if resumed.moved is not None and self.processes.first:
                 check_same_data(resumed.moved, data, self.folder, plan.models.values())
             return plan
@@ -159,17 +173,25 @@ class Run:
             if self.processes.first:
                 adopt(resumed, self.recipe, self.folder)
 
+    def _decided_card(self, name: str, plan: "RunPlan") -> ModelCard:
+        """Decide what the recipe leaves open about a stage that begins now; the card of its model to be."""
+        planned = plan.cards[name]
+        with self.processes.agreeing():
+            if self.processes.first:
+                decide(self.recipe, name, self.folder)
+        return card_of(settled(self.recipe, self.folder), name, planned.image_shape, planned.condition)
+
     def _train_stage(self, name: str, plan: "RunPlan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
-        folder = plan.folders[name]
+        folder, recipe = plan.folders[name], settled(self.recipe, self.folder)
         earlier: dict[str, Path] = {}
         for other in stages_before(self.recipe, name):
             earlier |= models_of_stage(self.recipe, other, plan.folders[other])
         with self.processes.agreeing():
-            models = stage_models(self.recipe, name, card, Sources(earlier, plan.init))
+            models = stage_models(recipe, name, card, Sources(earlier, plan.init))
             if self.processes.first:
                 note(self.folder, self.recipe, plan.init)
-        stage = self.recipe.stages[name]
-        trainer = self._trainer(name, models)
+        stage = recipe.stages[name]
+        trainer = self._trainer(recipe, name, models)
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
@@ -188,23 +210,29 @@ class Run:
             progress = show(folder.name, stage.steps)
             warnings: list[str] = []
             if self.processes.first and not any(checkpoints.folder.glob("step-*")):
-                warnings = warnings_at_start(self.recipe, name, plan.data, card.sigma_data)
+                warnings = warnings_at_start(recipe, name, plan.data, card.sigma_data)
+                if (decision := noted_decision(folder)) is not None:
+                    progress.say(decision.reason)
+                    warnings += [f"{name}: {decision.reason}"] if decision.doubtful else []
             finished = StageLoop(
                 trainer,
                 plan.batches[name],
                 card,
-                stage.start(self.recipe) is not None,
+                stage.start(recipe) is not None,
                 folder,
                 checkpoints,
                 progress,
                 metrics,
                 trackers,
                 warnings,
+                watched_times(recipe, name),
+                [role.highest for role in watching_roles(recipe, name) if role.highest is not None],
             ).run(stop)
             if finished:
+                steps = settled(self.recipe, self.folder).stages[name].steps
                 for key in trained_roles(self.recipe, name):
-                    self._save_model(trainer.learners[key], models[key].card, folder / ROLES / key)
-                self._save_model(trainer.learner, card, folder / "model")
+                    self._save_model(trainer.learners[key], trained_for(steps, models[key].card), folder / ROLES / key)
+                self._save_model(trainer.learner, trained_for(steps, card), folder / "model")
         return finished
 
     def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
@@ -223,9 +251,9 @@ class Run:
             window=spec.window,
         )
 
-    def _trainer(self, name: str, models: dict[str, Model]) -> Trainer:
+    def _trainer(self, recipe: Recipe, name: str, models: dict[str, Model]) -> Trainer:
         """Move the models to the device; shard and compile them as the run's options say."""
-        stage, roles = self.recipe.stages[name], roles_of(self.recipe, name)
+        stage, roles = recipe.stages[name], roles_of(recipe, name)
         for key, model in models.items():
             model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
             if roles[key].precision == "bf16":
@@ -236,13 +264,13 @@ class Run:
                 model.denoiser.network.compile()
         return Trainer(
             stage,
-            stage.build(self.recipe),
+            stage.build(recipe),
             {key: model.denoiser for key, model in models.items()},
             roles,
             self.processes,
-            seed=(self.recipe.seed, name),
-            bin_edges=time_bins(self.recipe.t_min, self.recipe.t_max),
-            schedule_offset=offset_of(self.recipe, name),
+            seed=(recipe.seed, name),
+            bin_edges=time_bins(recipe.t_min, recipe.t_max),
+            schedule_offset=offset_of(recipe, name),
         )
 
     def _save_model(self, learner: Learner, card: ModelCard, folder: Path) -> None:
@@ -303,7 +331,7 @@ def train_stage_alone(
     """A worker's job: one stage of a run whose lock is held by the process that started the worker."""
     run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), options)
     plan = run._plan()
-    return run._train_stage(name, plan, plan.cards[name], partial(SentProgress, send), stop)
+    return run._train_stage(name, plan, run._decided_card(name, plan), partial(SentProgress, send), stop)
 
 
 @contextmanager

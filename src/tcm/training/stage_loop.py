@@ -14,12 +14,16 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.progress import StageProgress
 from tcm.foundation.signals import StopRequest
 from tcm.method.preconditioning import c_skip
+from tcm.recipes.decided import note_decision
+from tcm.recipes.stages.base import Decision
+from tcm.recipes.stages.flattening import Curves, is_flat
 from tcm.training.checkpoint import Checkpoints, Position
 from tcm.training.health import COLLAPSE_EVENT, FLAT_EVENT, WARNING, Variation, flatness
 from tcm.training.metrics import MetricsFile, Window
 from tcm.training.rounding import GOOD, measure_rounding, refuse_rounding
 from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
+from tcm.training.watching import METRIC, Watch, extended, watched_steps
 from tcm.weights import Model, ModelCard
 
 SAMPLES = 64
@@ -43,17 +47,23 @@ class StageLoop:
     trackers: list[Tracker]
     warnings: Sequence[str] = ()
     """What is said and recorded when the stage begins."""
+    times: Sequence[float] = ()
+    """At which the model's denoising is watched."""
+    dividing_times: Sequence[float] = ()
+    """Those of them at which `until_flat` looks."""
 
     def run(self, stop: StopRequest) -> bool:
         """Train to the last step; false if a signal asked to stop before it, with all that resuming needs saved."""
         stage = self.trainer.stage
         position = self._start()
         step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
-        while step < stage.steps:
+        watch = Watch(self.trainer, self.batches, self.times) if self.times else None
+        watched, curves = set(watched_steps(stage.steps)), position.curves
+        done = self._done(step, curves)
+        while not done:
             loaded = next(batches)
             record = self.trainer.step(step, loaded, bool(stop))
             step += 1
-            done = step == stage.steps
             self.progress.at(step)
             if record.verdict == "good":
                 window.add(record.numbers, record.bins, stage.batch)
@@ -62,32 +72,63 @@ class StageLoop:
             if record.verdict == "go back":
                 returns += 1
                 position = self._go_back(step, record, returns)
-                step, batches, window = position.step, self._batches_from(position), Window()
+                step, batches, window, curves = position.step, self._batches_from(position), Window(), position.curves
                 continue
+            if watch is not None and step in watched:
+                with window.paused():
+                    curves = self._measure(watch, step, curves)
+            done = self._done(step, curves)
             if (step % stage.log_every == 0 or done) and window.steps:
                 self._report(step, window)
                 window = Window()
-            if self._samples_at(step):
+            if self._samples_at(step, done):
                 with window.paused():
-                    self._sample(step, loaded)
+                    self._sample(step, loaded, done)
             if done or record.stop or self._checkpoint_at(step):
                 with window.paused():
-                    self._save(step, loaded.resume)
+                    self._save(step, loaded.resume, curves)
                 returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
                 return False
+        if step < stage.steps:
+            self._note_end(step)
         return True
+
+    def _done(self, step: int, curves: Curves) -> bool:
+        """At the last step, or where a stage that trains until it is flat is: a function of what a checkpoint holds."""
+        stage = self.trainer.stage
+        if step >= stage.steps or not stage.until_flat or step < stage.earliest_end():
+            return step >= stage.steps
+        own = [curves.get(t, ()) for t in self.dividing_times]
+        return all(curve and curve[-1][0] == step and is_flat(curve) for curve in own)
+
+    def _measure(self, watch: Watch, step: int, curves: Curves) -> dict[float, list[tuple[int, float]]]:
+        distances = watch.distances()
+        self._write({"step": step, METRIC: distances})
+        for tracker in self.trackers:
+            tracker.log(step, {f"{METRIC} at {t:g}": distance for t, distance in distances.items()})
+        return extended(curves, step, distances)
+
+    def _note_end(self, step: int) -> None:
+        """Note that the stage ended before its last step, and why."""
+        where = " and ".join(f"{t:g}" for t in self.dividing_times)
+        reason = (
+            f"its denoising at t = {where} has flattened after {step:,} of at most {self.trainer.stage.steps:,} steps"
+        )
+        self.progress.say(f"step {step}: {reason}")
+        if self.trainer.processes.first:
+            note_decision(self.folder, Decision(values={"steps": step, "until_flat": False}, reason=reason))
 
     def _batches_from(self, position: Position) -> Iterator[LoadedBatch]:
         with self.trainer.processes.agreeing():
             return self.batches.starting_at(position.step, position.data)
 
-    def _save(self, step: int, resume: Resume | None) -> None:
+    def _save(self, step: int, resume: Resume | None, curves: Curves) -> None:
         """Write a checkpoint; `resume` is this process's part of the position in a stream."""
         parts = [] if resume is None else self.trainer.processes.gather(resume)
         data = {key: value for part in parts for key, value in part.items()} or None
-        position = self.trainer.position(step).model_copy(update={"data": data})
+        position = self.trainer.position(step).model_copy(update={"data": data, "curves": curves})
         self.checkpoints.save(self.trainer.tensors(), position)
 
     def _start(self) -> Position:
@@ -105,11 +146,14 @@ class StageLoop:
             self._check_precision()
             for reason in self.warnings:
                 self._event(0, WARNING, reason)
-            self._save(0, None)
+            self._save(0, None, {})
         for damage in newest.damage:
             self._event(step, "damaged", damage)
         if step or newest.damage:
             self.progress.say(f"resuming from step {step}")
+        if self.trainer.stage.until_flat:
+            where = " and ".join(f"{t:g}" for t in self.dividing_times)
+            self.progress.say(f"at most {self.trainer.stage.steps:,} steps, until its denoising at t = {where} is flat")
         self.progress.begin(step)
         return position
 
@@ -174,14 +218,14 @@ class StageLoop:
         for tracker in self.trackers:
             tracker.log(step, {name: value for name, value in values.items() if isinstance(value, int | float)})
 
-    def _samples_at(self, step: int) -> bool:
+    def _samples_at(self, step: int, done: bool) -> bool:
         """At each interval and at the end, if the model generates."""
         stage = self.trainer.stage
         if stage.sample_every == 0 or not self.generates:
             return False
-        return step % stage.sample_every == 0 or step == stage.steps
+        return step % stage.sample_every == 0 or done
 
-    def _sample(self, step: int, loaded: LoadedBatch) -> None:
+    def _sample(self, step: int, loaded: LoadedBatch, done: bool) -> None:
         """Write a grid of fixed seeds made with the averaged weights, and watch their spread for collapse."""
         with self.trainer.averaged():
             images = Model(self.trainer.student, self.card).sample(SAMPLES)
@@ -198,7 +242,7 @@ class StageLoop:
         if model.sampler.generates_at_once and found.spread < of_noise + COLLAPSE * of_data.spread:
             remedy = self.trainer.stage.collapse_remedy
             self._event(step, COLLAPSE_EVENT, f"one-step samples hardly differ (spread {found.spread:.2g}); {remedy}")
-        elif step == self.trainer.stage.steps and (reason := flatness(found, of_data)) is not None:
+        elif done and (reason := flatness(found, of_data)) is not None:
             self._event(step, FLAT_EVENT, reason)
 
     def _event(self, step: int, event: str, reason: str) -> None:

@@ -146,6 +146,11 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
     return ModelCard.model_validate(fields | stage.card_fields(recipe))
 
 
+def trained_for(steps: int, card: ModelCard) -> ModelCard:
+    """The card of a model that was trained for so many steps, which may be fewer than planned."""
+    return card.model_copy(update={"provenance": card.provenance.model_copy(update={"step": steps})})
+
+
 def _fresh(card: ModelCard, seed: int, name: str) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(seed, name, "weights") % 2**63)

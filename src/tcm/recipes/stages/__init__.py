@@ -41,6 +41,8 @@ def stage_class(objective: str) -> type[Stage]:
 
 
 def _read(table: Any) -> Any:
+    if isinstance(table, dict) and isinstance(table.get("objective"), str):
+        table = stage_class(table["objective"]).written_out(table)
     return read_table(table, "objective", stage_class)
 
 

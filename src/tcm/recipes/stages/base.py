@@ -4,9 +4,10 @@ A stage owns its consequences: nothing outside its file asks which kind it is.
 """
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import reader_of
@@ -15,9 +16,12 @@ from tcm.method.objectives import Objective
 from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import AnyNetwork
+from tcm.recipes.stages.flattening import Curves
 from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
 
+UNTIL_FLAT, AUTO = "until-flat", "auto"
+"""Words for a number that the run decides."""
 CONTINUE: Literal["continue"] = "continue"
 """The schedule_offset of a stage that continues the step count of the stage it starts from."""
 
@@ -49,13 +53,36 @@ class Setting(Spec):
     )
 
 
+class Decision(Spec):
+    """What a run decided about a stage: values of its keys, and why; a doubtful one is a warning."""
+
+    values: dict[str, JsonValue]
+    reason: str
+    doubtful: bool = False
+
+
 class Stage(Optimization):
     """A stage of a run: how it is trained, and what a subclass says about its objective."""
 
     objective: str = Field(
         description="what the stage minimises: diffusion, consistency, truncated, or your own class, module:Class"
     )
-    steps: int = Field(gt=0, description="optimiser steps", json_schema_extra=on_resume("longer"))
+    steps: int = Field(
+        gt=0,
+        description='optimiser steps; "until-flat" in a consistency stage: four times as many as the curriculum takes '
+        "to its limit, and until_flat = true",
+        json_schema_extra=on_resume("longer"),
+    )
+    until_flat: bool = Field(
+        default=False,
+        description="end the stage before `steps`, once it no longer gets better at denoising at the t_prime of the "
+        "stage that keeps its model frozen",
+    )
+    watched_images: int = Field(
+        default=256,
+        ge=0,
+        description="images whose denoising is measured, if a later stage keeps the model frozen; 0: not measured",
+    )
     batch: int = Field(gt=0, description="images per step, over all processes and micro-batches")
     accumulation: int = Field(
         default=1,
@@ -151,6 +178,27 @@ class Stage(Optimization):
     def card_fields(self, setting: Setting) -> dict[str, Any]:
         """Fields of the stage's model card that differ from the defaults, such as `extra`, which is free to use."""
         return {}
+
+    @classmethod
+    def written_out(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """The stage's table in a recipe, with words that stand for several keys replaced by these."""
+        return table
+
+    def earliest_end(self) -> int:
+        """The step before which `until_flat` does not end the stage."""
+        return 0
+
+    def undecided(self) -> set[str]:
+        """The keys that are left to the run: it decides them when the stage begins or ends."""
+        return {"steps", "until_flat"} if self.until_flat else set()
+
+    def with_decided(self, values: Mapping[str, Any]) -> Self:
+        """The stage with values of keys that were left to the run."""
+        return self.model_copy(update=dict(values))
+
+    def decide(self, setting: Setting, curves: Curves) -> Decision | None:
+        """What is decided when the stage begins, by how the model that it keeps frozen learned to denoise."""
+        return None
 
     def check(self, name: str, setting: Setting) -> None:
         """Refuse keys that do not fit each other, or the rest of the recipe."""

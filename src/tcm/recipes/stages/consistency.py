@@ -1,17 +1,17 @@
 """Stage 1: consistency training or distillation, and what stage 2 shares with it."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter, ValidationError
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import KeyInTable, TcmError
 from tcm.foundation.plugins import reader_of
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import WEIGHTINGS, Distance, PseudoHuber, SquaredL2, WeightingName
 from tcm.method.objectives import Consistency, Distillation, Pairs
 from tcm.method.sampling import HeunSampler
 from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
-from tcm.recipes.stages.base import Setting, Stage, Times
+from tcm.recipes.stages.base import UNTIL_FLAT, Setting, Stage, Times
 from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
@@ -23,6 +23,9 @@ AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DIST
 # The names of the defaults of the method.
 _WEIGHTING = next(name for name, weighting in WEIGHTINGS.items() if weighting is Pairs.weighting)
 _SOLVER = next(name for name, step in SOLVERS.items() if step is Distillation.step)
+LONGEST = 4
+"""`steps = "until-flat"` ends at the latest after this many times the curriculum's length."""
+_CURRICULUM = TypeAdapter(Curriculum)
 
 
 class PairsStage(Stage):
@@ -63,6 +66,9 @@ class PairsStage(Stage):
             return Rows(plain=1)
         return Rows(plain=1 + EVALUATIONS[self.solver] * (1 if self.guidance == 1 else 2))
 
+    def earliest_end(self) -> int:
+        return self.curriculum.length
+
     def check(self, name: str, setting: Setting) -> None:
         super().check(name, setting)
         if self.guidance != 1 and self.teacher is None:
@@ -85,6 +91,20 @@ class ConsistencyStage(PairsStage):
     objective: Literal["consistency"] = "consistency"
     times: Times = Field(default=Consistency.times, description="distribution of the training times")
     t_high: Positive | None = Field(default=None, description="where the stage's range ends; unset: at t_max")
+
+    @classmethod
+    def written_out(cls, table: dict[str, Any]) -> dict[str, Any]:
+        if table.get("steps") != UNTIL_FLAT:
+            return table
+        try:
+            curriculum = _CURRICULUM.validate_python(table.get("curriculum", {}))
+        except (ValidationError, TcmError):
+            return table | {"steps": 1}  # the curriculum's own error is the one to show
+        if curriculum.length == 0:
+            raise KeyInTable(
+                f"steps={UNTIL_FLAT!r} needs curriculum.d above 0; give the bound: steps=1000 and until_flat=true"
+            )
+        return table | {"steps": LONGEST * curriculum.length, "until_flat": True}
 
     def span(self, setting: Setting) -> tuple[float, float]:
         return setting.t_min, setting.t_max if self.t_high is None else self.t_high

@@ -52,6 +52,12 @@ class Role:
     knows_null: str | None = None
     """Set if the source must know the null condition; names the setting that removes this requirement:
     "guidance=1.0"."""
+    watched: tuple[float, ...] = ()
+    """Times at which the denoising of its source is measured while an earlier stage trains it; `highest` is among
+    them, and is what the source's `until_flat` looks at."""
+    needs_curves: str | None = None
+    """Set if the stage decides something by what was measured; names the setting that removes this requirement:
+    "t_prime=1.0"."""
     network: NetworkConfig | Literal["student", "source"] = "student"
     """Its network: the student's, the source's, or its own."""
     reinitialize: tuple[str, ...] = ()
