@@ -39,6 +39,7 @@ def test_demo_trains_measures_shows_and_repeats(tmp_path: Path) -> None:
         interrupted_demo(launcher, run).splitlines()[-1]
         == f"stopped; resume with: tcm demo {' '.join(TINY)} --run {run}"
     )
+    assert not (run / "1-consistency").exists()
     assert not (run / "report.html").exists()
 
     first = demo(launcher, run)

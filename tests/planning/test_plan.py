@@ -105,7 +105,7 @@ def tcm(folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.long
 def test_from_a_folder_of_photographs_to_samples(photos: Path) -> None:
     folder = photos.parent
-    short = [f"{stage}.{word}" for stage in rules.SHARES for word in ("steps=2", "batch=8")]
+    short = [f"{stage}.{word}" for stage in rules.SHARES for word in ("steps=2", "batch=8", "sample_every=0")]
     code, text = tcm(folder, "train", "photos", "--budget", "5m", "diffusion.warmup=0", *short)
     assert code == 0, text
     assert "broken.png" in text

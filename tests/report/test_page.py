@@ -19,6 +19,7 @@ ALL = [
     "Each condition",
     "From noise to image",
     "The trade-off",
+    "When to truncate",
     "Stability",
     "Loss by noise level",
     "Between two noises",

@@ -165,7 +165,7 @@ def test_a_missing_tracker(tmp_path: Path, name: TrackerName) -> None:
 
 
 def collapse_of(fit: StageLoop, folder: Path) -> list[dict]:
-    fit._sample(6, fit.batches.at(0))
+    fit._sample(6, fit.batches.at(0), done=False)
     return [event for event in events(folder) if event["event"] == "collapse"]
 
 

@@ -190,7 +190,7 @@ def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> Stage
     stage, dataset = recipe.stages["critics"], open_dataset("digits")
     card = card_of(recipe, "critics", dataset.shape, Classes(10))
     models = stage_models(recipe, "critics", card, Sources({}, None))
-    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer("critics", models)
+    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer(recipe, "critics", models)
     folder.mkdir(exist_ok=True)
     return StageLoop(
         trainer,

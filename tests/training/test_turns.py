@@ -161,7 +161,7 @@ def begin(folder: Path, straight: Path, recipe: Recipe) -> StageLoop:
     stage, dataset = recipe.stages["turns"], open_dataset("digits")
     card = card_of(recipe, "turns", dataset.shape, Classes(10))
     models = stage_models(recipe, "turns", card, Sources({"diffusion": straight / "0-diffusion" / "model"}, None))
-    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer("turns", models)
+    trainer = Run(recipe, folder, ALONE, Console(file=StringIO()), DEFAULTS)._trainer(recipe, "turns", models)
     folder.mkdir(exist_ok=True)
     return StageLoop(
         trainer,

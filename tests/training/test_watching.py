@@ -25,7 +25,9 @@ from tcm.report.records import read_run
 from tcm.training.run import RunOptions
 from tcm.training.watching import Watch, read_curves, watched_steps
 
-OPEN = ("consistency.steps=40", "consistency.until_flat=true", "truncated.t_prime=auto", "diffusion.sample_every=0")
+pytestmark = pytest.mark.long
+
+OPEN = ("consistency.steps=40", "consistency.until_flat=true", "truncated.t_prime=auto", "*.sample_every=0")
 
 
 def open_recipe(*overrides: str) -> list[str]:
@@ -162,7 +164,7 @@ def test_a_stage_that_ended_early_is_extended(decided: Path, tmp_path: Path) -> 
     names = [stage.name for stage in read_run(run).stages]
     assert names == ["diffusion", "consistency", "truncated (before 1)", "truncated"]
     straight = tmp_path / "straight"
-    train(tiny_recipe(steps + 2, "diffusion.steps=8", "truncated.steps=1", "diffusion.sample_every=0"), straight)
+    train(tiny_recipe(steps + 2, "diffusion.steps=8", "truncated.steps=1", "*.sample_every=0"), straight)
     assert model_bytes(run) == model_bytes(straight)
 
 
