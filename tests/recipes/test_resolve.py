@@ -194,3 +194,10 @@ def test_a_recipe_is_a_value_in_python_too() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         recipe.seed = 4  # type: ignore[misc]
     assert written(recipe) == recipe
+
+
+def test_the_second_time_lies_below_a_low_start() -> None:
+    """Methods that start from noise at 1 or below need no second_time in their recipe."""
+    low = ["t_max=0.9", "truncated.t_prime=0.3"]
+    assert resolve("digits", low).second_time == 0.45
+    assert resolve("digits", [low[0], "truncated.t_prime=0.6"]).second_time == 0.6

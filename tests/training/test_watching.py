@@ -23,7 +23,7 @@ from tcm.recipes.resolve import resolve
 from tcm.recipes.stages.flattening import FALL, is_flat
 from tcm.report.records import read_run
 from tcm.training.run import RunOptions
-from tcm.training.watching import Watch, read_curves, watched_steps
+from tcm.training.watching import DenoisingWatch, read_curves, watched_steps
 
 pytestmark = pytest.mark.long
 
@@ -57,7 +57,7 @@ def test_the_distance_of_a_known_denoiser(tmp_path: Path, t: float) -> None:
     x = (127.5 + (x - 127.5) * np.linspace(1.0, 0.2, 64).reshape(8, 8)).astype(np.uint8)
     batches = Batches(ArrayDataset(x), seed=0, batch=2048)
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-    found = Watch(loop.trainer, batches, [t]).distances()[t]
+    found = DenoisingWatch(loop.trainer, batches, [t]).distances()[t]
     pixels = torch.from_numpy(x).flatten(1).double() / 127.5 - 1
     centre = pixels.mean(0)
     values, vectors = torch.linalg.eigh(torch.cov(pixels.T))

@@ -57,7 +57,7 @@ def evaluation(
     ] = None,
     reference_count: Annotated[
         int | None,
-        typer.Option(min=2, help="Compare with so many images of the data only: quicker, but not a published FID."),
+        typer.Option(min=2, help="Compare with only this many images of the data: faster, but not a published FID."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tcm.data import Dataset, Stream, open_data, open_dataset
-from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
+from tcm.evaluation.evaluate import GIVEN_CONDITIONS, METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
 from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Subject
@@ -105,7 +105,7 @@ def score_model(
     """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
     own = share(processes, seeds)
     images = watched(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
-    described = sampling.describe(model) + ("" if condition is None else ", conditions of the data")
+    described = sampling.describe(model) + ("" if condition is None else GIVEN_CONDITIONS)
     subject = model_subject(model, name, described, seeds[0])
     return evaluate(images, reference, subject, metrics, processes)
 

@@ -23,6 +23,8 @@ from tcm.weights import Model
 
 Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+GIVEN_CONDITIONS = ", given conditions"
+"""Added to the description of how images were sampled if their conditions were given, not drawn."""
 
 
 def needs_reference_features(metrics: Sequence[Metric]) -> bool:
@@ -112,7 +114,7 @@ def evaluate_model(
     >>> model = tcm.load("digits")  # doctest: +SKIP
     >>> evaluate_model(model, "digits", range(2000), Sampling(steps=1), reference)[0].value  # doctest: +SKIP
     """
-    described = sampling.describe(model) + ("" if condition is None else ", given conditions")
+    described = sampling.describe(model) + ("" if condition is None else GIVEN_CONDITIONS)
     subject = model_subject(model, name, described, seeds[0])
     images = generate(model, share(processes, seeds), sampling, batch, condition)
     return evaluate(images, reference, subject, metrics, processes)

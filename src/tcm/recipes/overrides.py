@@ -12,7 +12,7 @@ ALL = "*."
 
 
 def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[str]:
-    """`*.steps=500` once for each stage that has the key; what is given for a single stage comes before it.
+    """`*.steps=500` once for each stage that has the key; what is given for a single stage takes precedence.
 
     >>> digits = {"first": {"objective": "diffusion"}, "second": {"objective": "truncated"}}
     >>> for_each_stage(["*.steps=500", "second.steps=100", "*.t_prime=0.5"], digits)

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
+from math import inf
 from typing import Any, Literal, Self
 
 import torch
@@ -47,9 +48,11 @@ class DataSpec(Spec):
 
 
 def _default_second_time(fields: dict[str, Any]) -> float:
-    """1, or where the last of the ranges begins."""
-    setting = Setting.model_construct(**{key: fields[key] for key in Setting.model_fields})
-    return max([1.0, *(stage.span(setting)[0] for stage in fields["stages"].values())])
+    """1, or where the last of the ranges begins; half of where sampling starts if that is not above 1."""
+    setting, stages = Setting.model_construct(**{key: fields[key] for key in Setting.model_fields}), fields["stages"]
+    starts = [start for stage in stages.values() if (start := stage.start(setting)) is not None]
+    usual = 1.0 if min(starts, default=inf) > 1 else min(starts) / 2
+    return max([usual, *(stage.span(setting)[0] for stage in stages.values())])
 
 
 class Recipe(Setting):

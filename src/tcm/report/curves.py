@@ -30,7 +30,7 @@ def losses(runs: Sequence[ObservedRun]) -> str:
 
 
 def stability(runs: Sequence[ObservedRun]) -> str:
-    """Gradient norm of the consistency stages, and what their objectives schedule."""
+    """Gradient norm of the stages that generate in one step, and what their objectives schedule."""
     everyone = [stage for run in runs for stage in _consistency(run.record) if stage.numbers]
     if not everyone:
         return ""
@@ -41,8 +41,8 @@ def stability(runs: Sequence[ObservedRun]) -> str:
         stages = [stage for stage in _consistency(run.record) if stage.numbers]
         if stages:
             svg = figures.gradient_norms(stages, colours, limits)
-            caption = "Gradient norm of the consistency stages: the mean, with a band up to the maximum."
-            norms.append(_plot(svg, "Gradient norm of the consistency stages", _named(run, caption, runs)))
+            caption = "Gradient norm of the stages that generate in one step: the mean, with a band up to the maximum."
+            norms.append(_plot(svg, "Gradient norm of the one-step stages", _named(run, caption, runs)))
             captions = {name: text for stage in stages for name, text in stage.spec.schedule_captions.items()}
             for name, caption in captions.items():
                 svg = figures.schedule(name, run.record.recipe, _consistency(run.record), colours)

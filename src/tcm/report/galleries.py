@@ -64,7 +64,7 @@ def paths(runs: Sequence[ObservedRun]) -> str:
 
     sentence = (
         "Step by step, what the network is given and, to its right, what it returns: the first output is already an "
-        "image; each further step adds noise, less than before, and denoises it again."
+        "image; each further step starts from what the step before has made."
     )
     return _section("From noise to image", sentence, runs, render)
 

@@ -12,7 +12,7 @@ from tcm.training.watching import read_curves
 
 
 def watching(runs: Sequence[ObservedRun]) -> str:
-    """The distances that were measured during training, with what was decided by them."""
+    """The distances that were measured during training, with what was decided from them."""
     parts = []
     for run in (run.record for run in runs):
         colours = figures.series_of(run.stages)
@@ -26,14 +26,14 @@ def watching(runs: Sequence[ObservedRun]) -> str:
                 named = f"{run.name}: {caption}" if len(runs) > 1 else caption
                 parts.append(figure(svg, f"Denoised distance over the steps of {stage.name}", named))
     sentence = (
-        "Truncation pays once the model that stays frozen no longer gets better at t′: where its curve is flat. The "
-        "distance is a cheap stand-in for dFID, in principal components of the pixels; only its course counts."
+        "Truncate once the frozen model stops improving at t′: where its curve is flat. The "
+        "distance is a cheap stand-in for dFID, in principal components of the pixels; only the curve's shape matters."
     )
     return section("When to truncate", sentence, side_by_side(parts)) if parts else ""
 
 
 def _decisions(run: RunRecord, stage: StageRecord) -> str:
-    """Why the stage ended, and what later ones decided by its curves."""
+    """Why the stage ended, and what later ones decided from its curves."""
     later = [other for other in run.stages if other.name in run.recipe.stages]
     later = later[later.index(stage) :]
     found = [(other.name, noted_decision(other.folder)) for other in later]

@@ -23,7 +23,7 @@ from tcm.training.metrics import MetricsFile, Window
 from tcm.training.rounding import GOOD, measure_rounding, refuse_rounding
 from tcm.training.trackers import Tracker
 from tcm.training.trainer import StepRecord, Trainer
-from tcm.training.watching import METRIC, Watch, extended, watched_steps
+from tcm.training.watching import METRIC, DenoisingWatch, extended, watched_steps
 from tcm.weights import Model, ModelCard
 
 SAMPLES = 64
@@ -57,7 +57,7 @@ class StageLoop:
         stage = self.trainer.stage
         position = self._start()
         step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
-        watch = Watch(self.trainer, self.batches, self.times) if self.times else None
+        watch = DenoisingWatch(self.trainer, self.batches, self.times) if self.times else None
         watched, curves = set(watched_steps(stage.steps)), position.curves
         done = self._done(step, curves)
         while not done:
@@ -103,7 +103,7 @@ class StageLoop:
         own = [curves.get(t, ()) for t in self.dividing_times]
         return all(curve and curve[-1][0] == step and is_flat(curve) for curve in own)
 
-    def _measure(self, watch: Watch, step: int, curves: Curves) -> dict[float, list[tuple[int, float]]]:
+    def _measure(self, watch: DenoisingWatch, step: int, curves: Curves) -> dict[float, list[tuple[int, float]]]:
         distances = watch.distances()
         self._write({"step": step, METRIC: distances})
         for tracker in self.trackers:

@@ -28,7 +28,7 @@ METRIC = "denoised_distance"
 
 
 def watched_steps(steps: int) -> Iterator[int]:
-    """The steps after which is measured: from an eighth of `steps` on, each about a sixth later than the one before.
+    """The steps after which we measure: from an eighth of `steps` on, each about a sixth later than the one before.
 
     Which they are depends on `steps` only for the first of them, so that a stage that is extended measures at the same
     steps as a longer one.
@@ -63,7 +63,7 @@ class _Part:
     eps: Tensor
 
 
-class Watch:
+class DenoisingWatch:
     """The Fréchet distance between images of the data x and f(x + t ε, t), in the data's principal components.
 
     The images are the first of the stage's batches; they and their noise ε stay the same. Each process denoises its

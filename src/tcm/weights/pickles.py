@@ -1,4 +1,4 @@
-"""Pickles read as data: a small machine that can build plain values and inert records, and nothing else.
+"""Pickles read as data: a small interpreter that can build plain values and inert records, and nothing else.
 
 Python's own unpickler calls whatever a pickle names, allocates whatever it declares and recurses as deep as it
 nests. This machine knows the opcodes that picklers write for checkpoints (protocols 2 to 5), calls nothing but the
