@@ -1,4 +1,4 @@
-"""A recipe for other data than it was written for: shape, classes and sigma_data as the data has them."""
+"""A recipe and its data: one for other data than it was written for takes their shape, classes and sigma_data."""
 
 import tomllib
 from collections.abc import Set
@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 import numpy as np
 
-from tcm.data import Dataset
+from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import Classes
+from tcm.method.conditions import Classes, ConditionKind
 from tcm.recipes.resolve import recipe_of, to_toml
-from tcm.recipes.schema import Recipe
+from tcm.recipes.schema import Recipe, condition_of
 
 SAMPLE = 2000
 """Images that sigma_data is measured on."""
@@ -46,3 +46,23 @@ def sigma_data(data: Dataset) -> float:
     """The standard deviation of the pixels of a sample of the images in [−1, 1], to two digits."""
     indices = np.sort(np.random.default_rng(0).permutation(data.count)[:SAMPLE])
     return max(0.01, round(float(data.pixels(indices).std()) / 127.5, 2))
+
+
+def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
+    """Check that the data is what the recipe says; returns the condition that the network is given."""
+    if recipe.image_shape is not None and data.shape != recipe.image_shape:
+        raise TcmError(
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, but image_shape is "
+            f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
+        )
+    expected = condition_of(recipe)
+    found = data.condition_kind if recipe.conditional or expected is not None else None
+    if recipe.conditional and found is None:
+        raise TcmError(
+            f"conditional=true, but data.path={recipe.data.path} has no labels; add labels or set conditional=false"
+        )
+    if expected is not None and found != expected:
+        has = "no labels" if found is None else found
+        said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
+        raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
+    return found if recipe.conditional else None

@@ -20,7 +20,7 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.method.conditions import Classes, ConditionKind
+from tcm.method.conditions import Classes
 from tcm.recipes.decided import noted_decision, settled
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import (
@@ -33,6 +33,7 @@ from tcm.recipes.schema import (
     watched_times,
     watching_roles,
 )
+from tcm.training.adapting import check_data
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.data_provenance import notes_of_data
 from tcm.training.deciding import decide
@@ -154,7 +155,7 @@ class Run:
             said = condition_of(self.recipe)
             classes = said.count if isinstance(said, Classes) else None
             data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=classes)
-            condition = _check_data(self.recipe, data)
+            condition = check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
             recipe = settled(self.recipe, self.folder)
@@ -355,26 +356,6 @@ def _acquire(lock: BaseFileLock, run: Path) -> None:
         raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
     except OSError as error:
         raise TcmError(f"{run} cannot be used as a run's folder ({error.strerror}); choose another --run") from error
-
-
-def _check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
-    """Check that the data is what the recipe says; returns the condition that the network is given."""
-    if recipe.image_shape is not None and data.shape != recipe.image_shape:
-        raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, but image_shape is "
-            f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
-        )
-    expected = condition_of(recipe)
-    found = data.condition_kind if recipe.conditional or expected is not None else None
-    if recipe.conditional and found is None:
-        raise TcmError(
-            f"conditional=true, but data.path={recipe.data.path} has no labels; add labels or set conditional=false"
-        )
-    if expected is not None and found != expected:
-        has = "no labels" if found is None else found
-        said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
-        raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
-    return found if recipe.conditional else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
