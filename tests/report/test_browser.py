@@ -44,8 +44,7 @@ def reports(
     return {name: folder / f"{name}.html" for name in wanted}
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
 @pytest.mark.parametrize("name", ["fair", "failed", "side by side"])
 def test_page(browser: Browser, reports: dict[str, Path], name: str, scheme: str, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

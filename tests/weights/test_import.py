@@ -397,14 +397,14 @@ def test_whole_import_survives_mutations(tmp_path):
     assert import_checkpoint(path).model.sample(1).shape == (1, 1, 2, 2)
     rng = random.Random(8)
     refusals = []
-    for _ in range(300):
+    for _ in range(150):
         path.unlink()
         path.write_bytes(mutate(data, rng))
         try:
             import_checkpoint(path)
         except TcmError as error:
             refusals.append(str(error))
-    assert 10 < len(refusals) < 290
+    assert 5 < len(refusals) < 145
     assert all(text.isprintable() for text in refusals)
     assert not (tmp_path / "marker").exists()
 
