@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from browsing import CHROMIUM, FLAGS
 from playwright.sync_api import sync_playwright
-from test_browser import CHROMIUM, FLAGS
 
 
 def shoot(report: Path, picture: Path, height: int, scheme: str) -> None:

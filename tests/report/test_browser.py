@@ -1,24 +1,14 @@
 """The report in a real browser: no errors, no requests, all pictures there, nothing too wide, in both themes."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsing import CHROMIUM, FLAGS, look_at
 from playwright.sync_api import Browser, sync_playwright
 
 from tcm.cli.main import app
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; on Debian: apt-get install chromium"),
@@ -47,30 +37,7 @@ def reports(
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
 @pytest.mark.parametrize("name", ["fair", "failed", "side by side"])
 def test_page(browser: Browser, reports: dict[str, Path], name: str, scheme: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    messages: list[str] = []
-    requests: list[str] = []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(reports[name].as_uri())
-    assert messages == []
-    assert requests[0].startswith("file:")
-    assert all(url.startswith("data:") for url in requests[1:])
-    images = page.evaluate("[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width])")
-    assert len(images) > 10
-    assert all(natural > 0 and shown > 0 for natural, shown in images)
-    figures = page.evaluate("[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().height)")
-    assert len(figures) >= 2
-    assert min(figures) > 100
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    ground, ink = page.evaluate(
-        "[getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).color]"
-    )
-    assert (_lightness(ground) > _lightness(ink)) == (scheme == "light")
-    axis = page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
-    assert abs(_lightness(axis) - _lightness(ground)) > 90, "the figures' text can be read"
-    page.close()
+    look_at(browser, reports[name], scheme, width, pictures=11)
 
 
 def test_prints_on_white(browser: Browser, reports: dict[str, Path]) -> None:
@@ -81,7 +48,3 @@ def test_prints_on_white(browser: Browser, reports: dict[str, Path]) -> None:
     assert ground == "rgb(255, 255, 255)"
     assert page.pdf().startswith(b"%PDF")
     page.close()
-
-
-def _lightness(colour: str) -> float:
-    return sum(float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) / 3

@@ -13,7 +13,9 @@ from tcm.foundation.errors import TcmError, TcmWarning
 Data = Annotated[
     str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
 ]
-DetectorName = Annotated[str, typer.Option("--detector", help="inception, digits, or a TorchScript file.")]
+DetectorName = Annotated[
+    str, typer.Option("--detector", help="inception, digits, efficientnet-lite0, or a TorchScript file.")
+]
 DFID_HELP = (
     "Also measure dFID at these times, such as 0.2,1,5: the FID of data with noise of level t, denoised in one step."
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tcm.cli import data, recipes
+from tcm.cli import data, recipes, study
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
@@ -55,6 +55,7 @@ app.command("eval")(evaluation)
 app.command("times")(best_times)
 app.command()(report)
 app.command()(watch)
+app.add_typer(study.app, name="study")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(doctor)

@@ -57,14 +57,14 @@ def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop:
                 scores = _samples(model, name, reference, plan, stop)
             else:
                 scores = _denoising(model, name, dataset, reference, plan)
-        except _Stopped:
+        except Stopped:
             return False
         append_scores(run / SCORES_FILE, scores)
     return True
 
 
-class _Stopped(Exception):
-    pass
+class Stopped(Exception):
+    """A measurement was asked to stop before its end."""
 
 
 def _known_scores(run: Path) -> set[tuple[str, bool]]:
@@ -83,15 +83,16 @@ def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPla
     scores: list[Score] = []
     for steps in model.sampler.usual_steps:
         sampling = Sampling(steps=steps)
-        images = _until(stop, generate(model, range(plan.count), sampling, plan.batch))
+        images = until_stopped(stop, generate(model, range(plan.count), sampling, plan.batch))
         scores += evaluate(images, reference, model_subject(model, name, sampling.describe(model), seed=0))
     return scores
 
 
-def _until(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def until_stopped(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The batches; raises Stopped where a stop has been asked for."""
     for batch in batches:
         if stop:
-            raise _Stopped
+            raise Stopped
         yield batch
 
 

@@ -31,6 +31,26 @@ def available_devices() -> list[str]:
     return names
 
 
+def choose_device(kind: str, worker: int) -> None:
+    """Let a process that works beside others use the accelerator of its number, or one thread of the CPU.
+
+    What follows finds it with `chosen_device`.
+    """
+    if kind == "cpu":
+        torch.set_num_threads(1)
+    else:
+        torch.accelerator.set_device_index(worker % torch.accelerator.device_count())
+
+
+def chosen_device(kind: str) -> torch.device:
+    """The device of this kind that this process uses.
+
+    >>> chosen_device("cpu")
+    device(type='cpu')
+    """
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`; a copy from the CPU to an accelerator does not hold up the CPU.
 

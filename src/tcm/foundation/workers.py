@@ -1,4 +1,4 @@
-"""Jobs side by side: each worker is a separate process that computes with one thread."""
+"""Jobs side by side: each worker is a separate process, by default one that computes with one thread."""
 
 import multiprocessing
 import os
@@ -17,7 +17,17 @@ from tcm.foundation.signals import STOP_SIGNALS, StopRequest
 Send = Callable[[Any], None]
 """Sends a message to the process that started the worker."""
 
+Begin = Callable[[int], None]
+"""Prepares a worker, given its number, before its first job: its threads, its device. It travels by pickle."""
+
 _CONTEXT = multiprocessing.get_context("spawn")
+
+
+def one_thread(worker: int) -> None:
+    """Let a worker compute with one thread."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)
@@ -41,16 +51,26 @@ class _Said:
 class _Ended:
     finished: bool
     failure: Exception | None = None
+    alive: bool = True
 
 
-def side_by_side(jobs: Iterable[Job], workers: int, stop: StopRequest, hear: Callable[[Any], None]) -> set[str]:
+def side_by_side(
+    jobs: Iterable[Job],
+    workers: int,
+    stop: StopRequest,
+    hear: Callable[[Any], None],
+    begin: Begin = one_thread,
+    failed: Callable[[Job, Exception], None] | None = None,
+) -> set[str]:
     """Carry out jobs in up to `workers` processes, in their order where they can; returns the names of those done.
 
     `hear` is called with each message of a job. Once `stop` is set or a job has failed, no other begins, and those that
-    run are asked to stop; a failure is raised when they have.
+    run are asked to stop; a failure is raised when they have. If `failed` is given, it is called with a failure
+    instead, and all jobs that do not need the one that failed are still carried out.
     """
     waiting, done = list(jobs), set[str]()
     awaited = {job.name for job in waiting}
+    numbers = list(reversed(range(workers)))
     idle: list[_Worker] = []
     busy: dict[Connection, _Worker] = {}
     failure: Exception | None = None
@@ -59,7 +79,7 @@ def side_by_side(jobs: Iterable[Job], workers: int, stop: StopRequest, hear: Cal
             if not stop and failure is None:
                 for job in [job for job in waiting if not job.after & awaited - done][: workers - len(busy)]:
                     waiting.remove(job)
-                    worker = idle.pop() if idle else _Worker()
+                    worker = idle.pop() if idle else _Worker(numbers.pop(), begin)
                     busy[worker.connection] = worker
                     worker.begin(job)
             if not busy:
@@ -70,8 +90,16 @@ def side_by_side(jobs: Iterable[Job], workers: int, stop: StopRequest, hear: Cal
                 if isinstance(heard, _Said):
                     hear(heard.message)
                     continue
-                idle.append(busy.pop(worker.connection))
-                failure = failure or heard.failure
+                del busy[worker.connection]
+                if heard.alive:
+                    idle.append(worker)
+                else:
+                    worker.end()
+                    numbers.append(worker.number)
+                if heard.failure is not None and failed is not None:
+                    failed(worker.job, heard.failure)
+                else:
+                    failure = failure or heard.failure
                 done |= {worker.job.name} if heard.finished else set()
             if stop or failure is not None:
                 for worker in busy.values():
@@ -87,9 +115,10 @@ def side_by_side(jobs: Iterable[Job], workers: int, stop: StopRequest, hear: Cal
 class _Worker:
     """The process of a worker, as the one that started it sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int, begin: Begin) -> None:
+        self.number = number
         self.connection, there = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(there,))
+        self._process = _CONTEXT.Process(target=_serve, args=(there, number, begin))
         self._process.start()
         there.close()  # now the connection ends with the process
         self._asked = False
@@ -105,7 +134,8 @@ class _Worker:
             self._process.join()
             code = self._process.exitcode
             advice = "if memory is short, use fewer workers; then resume"
-            return _Ended(False, TcmError(f"{self.job.name}: its process ended with exit code {code}; {advice}"))
+            error = TcmError(f"{self.job.name}: its process ended with exit code {code}; {advice}")
+            return _Ended(False, error, alive=False)
 
     def ask_to_stop(self, reason: str) -> None:
         if not self._asked:
@@ -119,7 +149,7 @@ class _Worker:
         self.connection.close()
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, number: int, begin: Begin) -> None:
     """The life of a worker: one job after another."""
     for (
         number
@@ -127,11 +157,9 @@ def _serve(connection: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     stop, jobs = StopRequest(patient=True), SimpleQueue[Job]()
     Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
+    begin(number)
     while True:
         job = jobs.get()
-        import torch
-
-        torch.set_num_threads(1)
         connection.send(_carry_out(job, lambda message: connection.send(_Said(message)), stop))
 
 

@@ -35,7 +35,7 @@ def changes(noted: Recipe, given: Recipe) -> list[Change]:
     >>> [(change.key, change.rule) for change in changes(cifar10, other)]
     [('seed', None), ('consistency.steps', None), ('truncated.steps', None), ('truncated.keep', 'free')]
     """
-    rules = dict(_rules(given))
+    rules = resume_rules(given)
     found = []
     for text in differences(noted, given):
         key = text.partition(": ")[0]
@@ -45,6 +45,11 @@ def changes(noted: Recipe, given: Recipe) -> list[Change]:
             rule = None
         found.append(Change(key, text, rule))
     return found
+
+
+def resume_rules(recipe: Recipe) -> dict[str, OnResume]:
+    """What a resumed run may change, by key, such as `truncated.keep`."""
+    return dict(_rules(recipe))
 
 
 def _rules(table: BaseModel, prefix: str = "") -> Iterator[tuple[str, OnResume]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tcm.recipes.schema import Recipe
-from tcm.weights import RECIPE_FILE
+from tcm.weights import RECIPE_FILE, stages_elsewhere
 
 __all__ = ["RECIPE_FILE", "SCORES_FILE", "all_moved_aside", "moved_aside", "stage_folders"]
 
@@ -13,10 +13,13 @@ SCORES_FILE = "scores.jsonl"
 def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
     """The folder of each stage: 0-diffusion, 1-consistency, 2-truncated; without stage 0 the count begins at 1.
 
-    Stage 0 is one whose model needs many steps to make an image.
+    Stage 0 is one whose model needs many steps to make an image. A run of a study shares its stages with other runs,
+    and says where they are.
     """
+    elsewhere = stages_elsewhere(run)
     first = int(next(iter(recipe.stages.values())).sampler(recipe.second_time).generates_at_once)
-    return {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
+    own = {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
+    return {name: elsewhere.get(name, folder) for name, folder in own.items()}
 
 
 def moved_aside(stage: Path) -> Path:

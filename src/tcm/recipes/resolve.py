@@ -1,6 +1,7 @@
 """From a name, a file and overrides to a recipe, and back to TOML."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, is_dataclass
@@ -55,7 +56,7 @@ def recipe_of(tree: Tree, source: str) -> Recipe:
     """The recipe that tables of TOML describe; `source` names them in errors."""
     try:
         # JSON's strictness is the right one for TOML: a list may become a tuple, but text never a number.
-        return Recipe.model_validate_json(json.dumps(_with_nulls(tree), default=str), strict=True)
+        return Recipe.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True)
     except ValidationError as error:
         raise describe_validation(error, source, Recipe) from error
 
@@ -70,10 +71,14 @@ def tree_to_toml(tree: Tree) -> str:
     tree = dict(tree)
     stages = tree.pop("stages")
     tables = {key: tree.pop(key) for key in [key for key, value in tree.items() if isinstance(value, dict)]}
-    tables |= {f"stages.{name}": stage for name, stage in stages.items()}
-    lines = [f"{key} = {toml_value(value)}" for key, value in tree.items()]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in _tags_first(table))]
+    return tables_to_toml(tree, tables | {f"stages.{name}": stage for name, stage in stages.items()})
+
+
+def tables_to_toml(keys: Tree, tables: Tree) -> str:
+    """A file's own keys and its tables, by their headers, as TOML."""
+    lines = [_line(key, value) for key, value in keys.items()]
+    for header, table in tables.items():
+        lines += ["", f"[{header}]", *(_line(key, value) for key, value in _tags_first(table))]
     return "\n".join(lines) + "\n"
 
 
@@ -238,14 +243,19 @@ def _in_order(tree: Tree, source: str) -> Tree:
     return rest | {"stages": {name: stages[name] for name in order}}
 
 
-def _with_nulls(value: object) -> object:
+def with_nulls(value: object) -> object:
     """ "none" as the null that TOML does not have."""
     match value:
         case dict():
-            return {key: _with_nulls(item) for key, item in value.items()}
+            return {key: with_nulls(item) for key, item in value.items()}
         case list():
-            return [_with_nulls(item) for item in value]
+            return [with_nulls(item) for item in value]
     return None if value == UNSET else value
+
+
+def _line(key: str, value: object) -> str:
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
+    return f"{key if bare else toml_value(key)} = {toml_value(value)}"
 
 
 def toml_value(value: object) -> str:
@@ -266,7 +276,7 @@ def toml_value(value: object) -> str:
         case BaseModel():
             return toml_value(value.model_dump())
         case Mapping():
-            return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in _tags_first(value)) + " }"
+            return "{ " + ", ".join(_line(key, item) for key, item in _tags_first(value)) + " }"
         case Sequence():
             return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if is_dataclass(value) and not isinstance(value, type):

@@ -122,7 +122,7 @@ def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
 def _draw(model: Model, steps: int) -> Drawn:
     model.sample(1, steps=1)  # the first call of a network is slow
     start = time.perf_counter()
-    images = model.sample(steps=steps, seeds=range(COLUMNS), condition=_spread(model, COLUMNS))
+    images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
     seconds, count = time.perf_counter() - start, COLUMNS
     if seconds * SAMPLES / COLUMNS < MOST_TIMING_SECONDS:
         seconds, count = 0.0, 0
@@ -159,7 +159,7 @@ def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
 @torch.no_grad()
 def path_from_noise(model: Model, steps: int) -> PathFromNoise:
     """What the model is given and what it returns at each of `steps` steps: the last outputs are `model.sample`'s."""
-    streams, condition = SampleStreams(range(PATHS)), _spread(model, PATHS)
+    streams, condition = SampleStreams(range(PATHS)), spread_conditions(model, PATHS)
     path = list(model.sampler.run(model.denoiser, streams, condition, steps=steps))
     inputs = [quantise((step.x_t / (1 + step.t**2) ** 0.5).cpu()) for step in path]
     outputs = [quantise(step.x.cpu()) for step in path]
@@ -175,7 +175,7 @@ def interpolate(model: Model) -> Tensor:
     angle = torch.linspace(0, torch.pi / 2, STRIP_LENGTH).view(-1, 1, 1, 1)
     # cos² + sin² = 1: a mixture of two independent standard normal noises is one too.
     eps = angle.cos() * ends[:, :1] + angle.sin() * ends[:, 1:]
-    conditions = _spread(model, STRIPS)
+    conditions = spread_conditions(model, STRIPS)
     strips = []
     for row, noise in enumerate(eps):
         same = torch.full((STRIP_LENGTH,), row, device=device)
@@ -185,7 +185,7 @@ def interpolate(model: Model) -> Tensor:
     return torch.stack(strips)
 
 
-def _spread(model: Model, count: int) -> Condition | None:
+def spread_conditions(model: Model, count: int) -> Condition | None:
     """`count` conditions on the model's device, spread over all there are."""
     device = next(model.denoiser.parameters()).device
     return None if model.card.condition is None else model.card.condition.spread(count).to(device)

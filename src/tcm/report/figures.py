@@ -76,12 +76,12 @@ def loss_by_time(recipe: Recipe, stage: StageRecord, series: int) -> str:
             axes.plot(
                 centres[_seen(part)], mean, color=SERIES[series], alpha=alpha, marker="o", markersize=3, label=name
             )
-        _log_scale(axes, lines)
+        log_scale(axes, lines)
         axes.set_xlim(recipe.t_min, recipe.t_max)
-        _mark(axes, stage.forgets_below)
+        mark_t_prime(axes, stage.forgets_below)
         axes.legend(loc="best")
 
-    return _figure(draw, "noise level t", "weighted loss", log_x=True)
+    return plot(draw, "noise level t", "weighted loss", log_x=True)
 
 
 def _seen(part: np.ndarray) -> np.ndarray:
@@ -96,10 +96,10 @@ def losses_over_steps(stages: Sequence[StageRecord], colours: dict[str, int]) ->
         for stage in stages:
             step, loss = _thinned(stage, "step"), _thinned(stage, "loss")
             axes.plot(step, loss, **_line(colours[stage.name]), label=stage.name)
-        _log_scale(axes, np.array([line["loss"] for stage in stages for line in stage.numbers], float))
+        log_scale(axes, np.array([line["loss"] for stage in stages for line in stage.numbers], float))
         axes.legend(loc="best")
 
-    return _figure(draw, "step of the stage", "loss")
+    return plot(draw, "step of the stage", "loss")
 
 
 def gradient_norms(stages: Sequence[StageRecord], colours: dict[str, int], limits: Limits) -> str:
@@ -116,7 +116,7 @@ def gradient_norms(stages: Sequence[StageRecord], colours: dict[str, int], limit
             axes.set_ylim(limits)
         axes.legend(loc="best")
 
-    return _figure(draw, "step of the stage", "gradient norm")
+    return plot(draw, "step of the stage", "gradient norm")
 
 
 def gradient_limits(stages: Sequence[StageRecord]) -> Limits:
@@ -143,7 +143,7 @@ def schedule(name: str, recipe: Recipe, stages: Sequence[StageRecord], colours: 
             axes.step(steps[done], values[done], where="post", **_line(colours[stage.name]), label=stage.name)
         axes.legend(loc="best")
 
-    return _figure(draw, "step of the stage", name)
+    return plot(draw, "step of the stage", name)
 
 
 def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float | None, metric: str) -> str:
@@ -153,11 +153,11 @@ def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float |
         for curve in curves:
             line = _line(colours[curve.stage.name])
             axes.plot(curve.times, curve.values, **line, marker="o", markersize=4, label=curve.stage.name)
-        _log_scale(axes, np.array([value for curve in curves for value in curve.values]))
-        _mark(axes, t_prime)
+        log_scale(axes, np.array([value for curve in curves for value in curve.values]))
+        mark_t_prime(axes, t_prime)
         axes.legend(loc="best")
 
-    return _figure(draw, "noise level t", metric, log_x=True)
+    return plot(draw, "noise level t", metric, log_x=True)
 
 
 def watched(curves: Curves, marked: Sequence[float], series: int) -> str:
@@ -172,9 +172,9 @@ def watched(curves: Curves, marked: Sequence[float], series: int) -> str:
             name = f"t′ = {t:g}" if bold else f"t = {t:g}"
             end = steps[-1], distances[-1]
             axes.annotate(name, end, xytext=(6, 0), textcoords="offset points", va="center", annotation_clip=False)
-        _log_scale(axes, np.array([distance for curve in curves.values() for _, distance in curve]))
+        log_scale(axes, np.array([distance for curve in curves.values() for _, distance in curve]))
 
-    return _figure(draw, "step of the stage", "denoised distance")
+    return plot(draw, "step of the stage", "denoised distance")
 
 
 def time_distributions(
@@ -193,13 +193,13 @@ def time_distributions(
             # A peak at t' that dwarfs all else is cut, so that the rest stays visible.
             highest = max(highest, float(np.quantile(density, 1 if stage.forgets_below is None else 0.75)))
         axes.set_ylim(0, highest * 1.6)
-        _mark(axes, t_prime)
+        mark_t_prime(axes, t_prime)
         axes.legend(loc="upper left")
 
-    return _figure(draw, "noise level t", "density of ln t", log_x=True)
+    return plot(draw, "noise level t", "density of ln t", log_x=True)
 
 
-def _log_scale(axes: Axes, values: np.ndarray) -> None:
+def log_scale(axes: Axes, values: np.ndarray) -> None:
     """A logarithmic y axis where there is anything that it can show."""
     if (values > 0).any():
         axes.set_yscale("log")
@@ -210,7 +210,8 @@ def _line(series: int) -> Any:
     return {"color": SERIES[series], "linestyle": (0, (4, 2)) if series == 2 else "-"}
 
 
-def _mark(axes: Axes, t_prime: float | None) -> None:
+def mark_t_prime(axes: Axes, t_prime: float | None) -> None:
+    """A vertical line at t', if there is one."""
     if t_prime is not None:
         axes.axvline(t_prime, color=INK, linewidth=0.9, linestyle=(0, (2, 3)))
         axes.annotate(
@@ -225,9 +226,10 @@ def _thinned(stage: StageRecord, key: str) -> np.ndarray:
     return np.array([part.max() if key.endswith("_max") else part.mean() for part in parts])
 
 
-def _figure(draw: Callable[[Axes], None], x_label: str, y_label: str, log_x: bool = False) -> str:
+def plot(draw: Callable[[Axes], None], x_label: str, y_label: str, log_x: bool = False, height: float = 3.1) -> str:
+    """What `draw` draws, between labelled axes, as an <svg> element in the page's colours."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.4, 3.1), layout="constrained")
+        figure = Figure(figsize=(5.4, height), layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
+import torch
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
@@ -25,6 +26,7 @@ from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import publish
 from tcm.foundation.processes import Processes
 from tcm.training.guard import GuardState
+from tcm.weights import Model, ModelCard
 
 CHECKSUMS, POSITION, ASIDE = "checksums.json", "position.json", ".writing-"
 
@@ -95,7 +97,8 @@ class Checkpoints:
         found: list[str] = []
         for step in self.processes.gather(self._steps())[0]:
             path = self.folder / f"step-{step}"
-            damage = next(filter(None, self.processes.gather(self._damage(path))), None)
+            own = _damage(path, self.processes.rank, self.processes.count)
+            damage = next(filter(None, self.processes.gather(own)), None)
             if damage is None:
                 return Newest(path, tuple(found))
             found.append(f"{path} is damaged ({damage}); it is skipped")
@@ -105,33 +108,59 @@ class Checkpoints:
                 path.rename(aside)
         return Newest(None, tuple(found))
 
-    def _damage(self, path: Path) -> str | None:
-        """What is wrong with this process's share of a checkpoint's files, None if nothing is."""
-        try:
-            sums = json.loads((path / CHECKSUMS).read_text())
-        except (OSError, ValueError):
-            return f"{CHECKSUMS} is missing or unreadable"
-        for name, expected in list(sums.items())[self.processes.rank :: self.processes.count]:
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if _checksum(file) != expected:
-                return f"{name} does not match its checksum"
-        return None
-
     def load(self, path: Path, tensors: dict[str, Tensor]) -> Position:
         """Read a checkpoint into `tensors`, in place, and return its position."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
+        _read_tensors(tensors, path)
         try:
             return Position.model_validate_json((path / POSITION).read_bytes())
         except ValidationError as error:
             raise describe_validation(error, str(path / POSITION)) from error
 
     def _steps(self) -> list[int]:
-        numbers = [path.name.removeprefix("step-") for path in self.folder.glob("step-*")]
-        return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+        return sorted(kept_checkpoints(self.folder), reverse=True)
+
+
+def kept_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a stage's state/ by their step, the first first."""
+    found = {path.name.removeprefix("step-"): path for path in folder.glob("step-*")}
+    return dict(sorted((int(number), path) for number, path in found.items() if number.isdecimal()))
+
+
+def averaged_model(checkpoint: Path, card: ModelCard) -> Model:
+    """The model that a stage would have ended with at a checkpoint: the student's first average.
+
+    >>> averaged_model(Path("runs/digits/1-consistency/state/step-300"), card)  # doctest: +SKIP
+    """
+    if (damage := _damage(checkpoint)) is not None:
+        raise TcmError(f"{checkpoint} is damaged ({damage}); remove it, and it is left out")
+    with torch.device("meta"):
+        model = Model.fresh(card)
+    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.denoiser.state_dict().items()}
+    saved = {f"average.0.{name}": tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in weights.items()}
+    _read_tensors(saved, checkpoint)
+    model.denoiser.load_state_dict(weights, assign=True)
+    return model
+
+
+def _damage(path: Path, rank: int = 0, world: int = 1) -> str | None:
+    """What is wrong with a process's share of a checkpoint's files, None if nothing is."""
+    try:
+        sums = json.loads((path / CHECKSUMS).read_text())
+    except (OSError, ValueError):
+        return f"{CHECKSUMS} is missing or unreadable"
+    for name, expected in list(sums.items())[rank::world]:
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if _checksum(file) != expected:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def _read_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:

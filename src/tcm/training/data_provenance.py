@@ -89,7 +89,7 @@ def notes_of_data(
 
     A stream is not hashed: its identity is what can be known without reading it all.
     """
-    if not write or all(_is_noted(model) for model in models):
+    if not write or all(is_noted(model) for model in models):
         yield Notes(None, console, run)
         return
     if isinstance(data, Stream):
@@ -127,7 +127,8 @@ def _with_data(card: ModelCard, value: str | None) -> ModelCard:
     return card.model_copy(update={"provenance": card.provenance.model_copy(update={"data": value})})
 
 
-def _is_noted(model: Path) -> bool:
+def is_noted(model: Path) -> bool:
+    """Whether a model exists, and its card says what data it comes from."""
     try:
         return read_card(model / CONFIG_FILE).provenance.data is not None
     except TcmError:  # not trained yet

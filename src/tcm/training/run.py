@@ -58,7 +58,7 @@ from tcm.training.stage_models import (
 from tcm.training.starts import append_start, start_now
 from tcm.training.trackers import TrackerName, open_tracker
 from tcm.training.trainer import Trainer
-from tcm.weights import Model, ModelCard
+from tcm.weights import ELSEWHERE_FILE, Model, ModelCard
 
 LOCK_PATIENCE = 10.0
 """Seconds to wait for a run's lock: reading processes of a killed training live on for up to five."""
@@ -133,6 +133,19 @@ class Run:
                     return False
                 notes.finish(stop)
                 return True
+
+    def train_only(self, name: str, show: Show, stop: StopRequest) -> bool:
+        """Carry out one stage, if those that it needs are done; the caller sees to it that nobody else does."""
+        plan = self._plan()
+        trained = models_of_run(self.recipe, plan.folders)[name]
+        with notes_of_data(plan.data, self.folder, trained, self.processes.first, self.console) as notes:
+            if not plan.models[name].is_dir():
+                card = notes.on(self._decided_card(name, plan))
+                if not self._train_stage(name, plan, card, show, stop):
+                    return False
+            notes.add(trained)
+            notes.finish(stop)
+        return True
 
     def check(self, workers: int | None = None) -> "RunPlan":
         """What training would do; refuses what it would refuse, and writes nothing."""
@@ -338,6 +351,8 @@ def train_stage_alone(
 @contextmanager
 def _only_one(run: Path, processes: Processes) -> Iterator[None]:
     """Hold the run's lock, so that two trainings never write into one folder."""
+    if (run / ELSEWHERE_FILE).exists():
+        raise TcmError(f"{run} shares its stages with other runs of a study; train it with `tcm study run`")
     lock = FileLock(run / ".lock")
     with processes.agreeing():
         if processes.first:

@@ -1,15 +1,30 @@
 """The model format, safe import of published checkpoints, exports."""
 
+import json
 import re
 from pathlib import Path
 
 from tcm.foundation.errors import TcmError
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
 
-__all__ = ["RECIPE_FILE", "Model", "ModelCard", "Provenance", "inspect", "is_run", "last_model", "load"]
+__all__ = [
+    "ELSEWHERE_FILE",
+    "RECIPE_FILE",
+    "Model",
+    "ModelCard",
+    "Provenance",
+    "inspect",
+    "is_run",
+    "last_model",
+    "load",
+    "stages_elsewhere",
+]
 
 RECIPE_FILE = "recipe.toml"
 """What a run's folder holds besides those of its stages, such as 2-truncated with the stage's model."""
+
+ELSEWHERE_FILE = "elsewhere.json"
+"""In a run's folder, if its stages have their folders elsewhere: the folder of each stage, relative to the run's."""
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The models that come with the package."""
@@ -36,8 +51,24 @@ def is_run(path: Path) -> bool:
     return (path / RECIPE_FILE).is_file() and not (path / CONFIG_FILE).exists()
 
 
+def stages_elsewhere(run: Path) -> dict[str, Path]:
+    """The folders of those of a run's stages that are elsewhere, in the run's order."""
+    path = run / ELSEWHERE_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): (run / folder).resolve() for name, folder in json.loads(path.read_bytes()).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TcmError(
+            f"{path} does not say where the run's stages are ({error}); run the study again, which writes it"
+        ) from error
+
+
 def last_model(run: Path) -> Path:
     """The folder of the model of a run's last finished stage."""
+    shared = [folder / "model" for folder in stages_elsewhere(run).values()]
+    if finished := [model for model in shared if (model / CONFIG_FILE).is_file()]:
+        return finished[-1]
     stages = [(re.fullmatch(r"(\d+)-[a-z][a-z0-9_-]*", folder.name), folder / "model") for folder in run.iterdir()]
     found = [(int(name[1]), model) for name, model in stages if name and (model / CONFIG_FILE).is_file()]
     if not found:

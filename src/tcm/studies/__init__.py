@@ -1,0 +1,1 @@
+"""Studies: variants of a recipe, trained with several seeds, measured and compared."""

@@ -1,0 +1,129 @@
+"""What the folder of a study looks like, and what is noted in it before anything is trained."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import atomic_write
+from tcm.recipes.changes import changes
+from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.resolve import resolve, to_toml
+from tcm.recipes.schema import Recipe
+from tcm.studies.resolve import resolve_study, study_to_toml
+from tcm.studies.schema import Study, Variant
+from tcm.studies.sharing import SharedStage, stage_key
+from tcm.weights import ELSEWHERE_FILE
+
+STUDY_FILE = "study.toml"
+FAILED_FILE = "failed.json"
+"""In a variant's folder: the stage that failed, and its error."""
+MEASURED_FILE = "measured"
+"""In a variant's folder: all its scores are there."""
+MEASURING = "measuring"
+"""What failed if no stage did."""
+
+
+class Failure(BaseModel):
+    """Why a variant has no result: the stage that failed, or "measuring", and its error."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    error: str
+
+
+def run_folder(out: Path, variant: Variant) -> Path:
+    """The folder of a variant's run."""
+    return out / "runs" / f"seed-{variant.seed}" / variant.slug
+
+
+def stage_folder(out: Path, key: str) -> Path:
+    """The folder of a stage, which variants may share."""
+    return out / "stages" / key
+
+
+def noted_study(out: Path) -> Study:
+    """The study whose folder this is."""
+    path = out / STUDY_FILE
+    if not path.is_file():
+        raise TcmError(f"{out} is not a study's folder, for it has no {STUDY_FILE}; make one with `tcm study run`")
+    return resolve_study(path)
+
+
+def noted_failure(run: Path) -> Failure | None:
+    """Why a variant failed, if it did."""
+    path = run / FAILED_FILE
+    try:
+        return Failure.model_validate_json(path.read_bytes()) if path.exists() else None
+    except ValidationError as error:
+        raise describe_validation(error, str(path)) from error
+
+
+def note_failure(run: Path, failure: Failure | None) -> None:
+    """Write down why a variant failed; None forgets it, for the variant is tried again."""
+    if failure is None:
+        (run / FAILED_FILE).unlink(missing_ok=True)
+    else:
+        _write(run / FAILED_FILE, failure.model_dump_json(indent=2) + "\n")
+
+
+def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedStage], out: Path) -> None:
+    """Note what the study is, and for each variant and stage its recipe and where the stages of that are.
+
+    Refuses another study than the one that the folder holds, but for more seeds.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TcmError(f"{out} cannot be used as a study's folder ({error.strerror}); choose another --out") from error
+    with FileLock(out / ".lock"):
+        _note_study(study, out)
+        for variant in variants:
+            _check_variant(variant, out)
+            _note_run(run_folder(out, variant), variant.recipe, out)
+        for stage in stages:
+            _note_run(stage_folder(out, stage.key), stage.recipe, out)
+
+
+def _note_study(study: Study, out: Path) -> None:
+    if (out / STUDY_FILE).exists():
+        noted = noted_study(out)
+        seeds = tuple(dict.fromkeys([*noted.seeds, *study.seeds]))
+        given = study.model_copy(update={"seeds": noted.seeds})
+        if given != noted:
+            keys = [key for key in Study.model_fields if getattr(given, key) != getattr(noted, key)]
+            raise TcmError(
+                f"{out} holds another study ({', '.join(keys)} {'differ' if len(keys) > 1 else 'differs'}); choose "
+                "another --out"
+            )
+        study = noted.model_copy(update={"seeds": seeds})
+    _write(out / STUDY_FILE, study_to_toml(study))
+
+
+def _check_variant(variant: Variant, out: Path) -> None:
+    path = run_folder(out, variant) / RECIPE_FILE
+    if path.exists():
+        found = changes(resolve(str(path)), variant.recipe)
+        if refused := [change.text for change in found if change.rule != "free"]:
+            raise TcmError(
+                f"{path.parent} was started with another recipe ({'; '.join(refused)}); choose another --out"
+            )
+
+
+def _note_run(run: Path, recipe: Recipe, out: Path) -> None:
+    """Make a folder a run's whose stages are elsewhere."""
+    folders = {name: stage_folder(out, stage_key(recipe, name)) for name in recipe.stages}
+    relative = {name: Path(os.path.relpath(folder, run)).as_posix() for name, folder in folders.items()}
+    _write(run / ELSEWHERE_FILE, json.dumps(relative, indent=2) + "\n")
+    _write(run / RECIPE_FILE, to_toml(recipe))
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text("utf-8") != text:
+        with atomic_write(path) as file:
+            file.write(text.encode())

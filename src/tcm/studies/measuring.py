@@ -1,0 +1,199 @@
+"""A variant's scores: of its final model and, where the study asks for curves, of each kept checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from tcm.data import Dataset, open_dataset
+from tcm.evaluation.denoising import denoising_distances, model_denoise
+from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
+from tcm.evaluation.features import load_detector, weights_hash
+from tcm.evaluation.generation import Sampling, generate, sampling_batch
+from tcm.evaluation.references import Reference, chosen_images, reference_of
+from tcm.evaluation.scores import Score, append_scores, read_scores
+from tcm.evaluation.whole_run import Stopped, until_stopped
+from tcm.foundation.errors import TcmError
+from tcm.foundation.progress import SentProgress
+from tcm.foundation.signals import StopRequest
+from tcm.foundation.workers import Send
+from tcm.method.sampling import Sampler
+from tcm.recipes.folders import SCORES_FILE, stage_folders
+from tcm.recipes.schema import Recipe
+from tcm.studies.folders import MEASURED_FILE
+from tcm.studies.schema import Study, Variant, metric_parts
+from tcm.training.checkpoint import averaged_model, kept_checkpoints
+from tcm.weights import Model
+from tcm.weights.model import CONFIG_FILE, read_card
+
+LOCK_FILE = ".measuring.lock"
+"""In a stage's folder: variants that share the stage do not measure it twice."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure: that of a stage, or of the stage's checkpoint at `step`; the name in its scores says which.
+
+    >>> Subject("consistency", None, 5000).name, Subject("consistency", 300, 1000).name
+    ('consistency', 'consistency@300')
+    """
+
+    stage: str
+    step: int | None
+    count: int
+
+    @property
+    def name(self) -> str:
+        """The stage's name, with the step of a checkpoint."""
+        return self.stage if self.step is None else f"{self.stage}@{self.step}"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One pass over images: the samples of so many steps, or the data denoised at t."""
+
+    steps: int | None = None
+    t: float | None = None
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What all measurements of a variant share."""
+
+    dataset: Dataset
+    reference: Reference
+    metrics: Sequence[Metric]
+    first_seed: int
+
+    def identities(self, wanted: _Wanted, model: Model, count: int) -> list[tuple[object, ...]]:
+        """What tells the scores of one pass from all others, except for the subject's name."""
+        kinds = [part for metric in self.metrics for part in metric_parts(metric)] if wanted.t is None else ["fid"]
+        sampling = None if wanted.t is not None else Sampling(steps=wanted.steps).describe(model)
+        images = count if wanted.t is None else len(chosen_images(self.dataset.count, count))
+        digest, reference = weights_hash(model.denoiser.state_dict()), self.reference
+        against = (reference.detector.hash, reference.hash)
+        return [(digest, kind, wanted.t, sampling, self.first_seed, images, *against) for kind in kinds]
+
+    def measure(self, wanted: _Wanted, model: Model, subject: Subject, stop: StopRequest) -> list[Score]:
+        """The scores of one pass."""
+        batch = sampling_batch(model)
+        if wanted.t is not None:
+            owner = model_subject(model, subject.name, None, self.first_seed)
+            denoise, times = model_denoise(model), [wanted.t]
+            return denoising_distances(denoise, self.dataset, times, self.reference, owner, subject.count, batch)
+        sampling = Sampling(steps=wanted.steps)
+        owner = model_subject(model, subject.name, sampling.describe(model), self.first_seed)
+        seeds = range(self.first_seed, self.first_seed + subject.count)
+        return evaluate(
+            until_stopped(stop, generate(model, seeds, sampling, batch)), self.reference, owner, self.metrics
+        )
+
+
+def subjects_of(study: Study, variant: Variant, run: Path) -> list[Subject]:
+    """What is measured of a variant whose stages are trained: its model, then the curves' checkpoints."""
+    folders = stage_folders(variant.recipe, run)
+    points = [
+        Subject(stage, step, study.measure.curve_count)
+        for stage in variant.curves(study)
+        for step in kept_checkpoints(folders[stage] / "state")
+    ]
+    return [Subject(variant.stage, None, study.measure.count), *points]
+
+
+def measure_variant(
+    study: Study, variant: Variant, run: Path, send: Send, stop: StopRequest, device: str = "cpu"
+) -> bool:
+    """A worker's job: append the scores that a variant's scores.jsonl lacks; false if it was asked to stop.
+
+    A training seed s is measured with the sampling seeds from s × count on: variants of one seed share their noise, and
+    what the seeds differ by includes the chance of sampling. A stage that several variants share is measured once.
+    """
+    folders, subjects = stage_folders(variant.recipe, run), subjects_of(study, variant, run)
+    benches = {
+        detector: _bench(study, variant, detector, device) for detector in {_detector(study, s) for s in subjects}
+    }
+    progress = SentProgress(send, f"{run.parent.name}/{run.name}: measuring", len(subjects))
+    progress.begin(0)
+    for number, subject in enumerate(subjects, 1):
+        folder = folders[subject.stage]
+        with FileLock(folder / LOCK_FILE):
+            model = load_subject(variant.recipe, folder, subject).to(device)
+            bench = benches[_detector(study, subject)]
+            for wanted in _wanted(study, model.sampler, model.card.t_max):
+                if stop:
+                    return False
+                try:
+                    append_scores(run / SCORES_FILE, _lacking(bench, wanted, model, subject, run, stop))
+                except Stopped:
+                    return False
+        progress.at(number)
+    (run / MEASURED_FILE).touch()
+    return True
+
+
+def load_subject(recipe: Recipe, folder: Path, subject: Subject) -> Model:
+    """A subject's model, sampled as its variant's recipe says: the stage may be shared with other recipes."""
+    if subject.step is None:
+        model = Model.load(folder / "model")
+    else:
+        card = read_card(folder / "model" / CONFIG_FILE)
+        model = averaged_model(kept_checkpoints(folder / "state")[subject.step], card)
+    sampler = recipe.stages[subject.stage].sampler(recipe.second_time)
+    return Model(model.denoiser, model.card.model_copy(update={"sampler": sampler}))
+
+
+def sampling_steps(study: Study, sampler: Sampler) -> tuple[int, ...]:
+    """The study's steps for a model that generates at once; a diffusion model's usual ones."""
+    return study.measure.steps if sampler.generates_at_once else sampler.usual_steps
+
+
+def _detector(study: Study, subject: Subject) -> str:
+    measure = study.measure
+    return measure.detector if subject.step is None else measure.curve_detector or measure.detector
+
+
+def _bench(study: Study, variant: Variant, detector: str, device: str) -> _Bench:
+    measure, data = study.measure, variant.recipe.data
+    path = measure.data or data.path
+    dataset = open_dataset(path, channels=data.channels if path == data.path else None)
+    reference = reference_of(dataset, path, load_detector(detector, device), needs_reference_features(measure.metrics))
+    return _Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
+
+
+def _wanted(study: Study, sampler: Sampler, t_max: float) -> list[_Wanted]:
+    times = study.measure.dfid if sampler.generates_at_once else ()
+    passes = [_Wanted(steps=steps) for steps in sampling_steps(study, sampler)]
+    return passes + [_Wanted(t=t) for t in times if t <= t_max]
+
+
+def _lacking(
+    bench: _Bench, wanted: _Wanted, model: Model, subject: Subject, run: Path, stop: StopRequest
+) -> list[Score]:
+    """The scores of one pass that the run's file lacks: taken over from another variant's, or measured now."""
+    own = {(score.subject, _identity(score)) for score in _scores(run)}
+    identities = bench.identities(wanted, model, subject.count)
+    if all((subject.name, identity) in own for identity in identities):
+        return []
+    elsewhere = {_identity(score): score for other in run.parent.iterdir() for score in _scores_elsewhere(other)}
+    if all(identity in elsewhere for identity in identities):
+        return [replace(elsewhere[identity], subject=subject.name) for identity in identities]
+    return bench.measure(wanted, model, subject, stop)
+
+
+def _identity(score: Score) -> tuple[object, ...]:
+    against = (score.detector_hash, score.reference_hash)
+    return (score.subject_hash, score.kind, score.t, score.sampling, score.seed, score.count, *against)
+
+
+def _scores_elsewhere(run: Path) -> list[Score]:
+    """Those of another variant; none if it is writing them right now."""
+    try:
+        return _scores(run)
+    except TcmError:
+        return []
+
+
+def _scores(run: Path) -> list[Score]:
+    file = run / SCORES_FILE
+    return read_scores(file) if file.is_file() else []

@@ -1,0 +1,222 @@
+"""The page of a study, in the design of `tcm report`."""
+
+import shlex
+from html import escape
+from pathlib import Path
+
+import torch
+
+from tcm.evaluation.generation import quantise
+from tcm.foundation.counting import duration
+from tcm.foundation.devices import best_device
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import atomic_write
+from tcm.report.drawing import COLUMNS, spread_conditions
+from tcm.report.html import (
+    Content,
+    Html,
+    code,
+    details,
+    figure,
+    html,
+    paragraph,
+    rows_of_images,
+    section,
+    side_by_side,
+    table,
+)
+from tcm.report.page import whole_page
+from tcm.studies import figures
+from tcm.studies.courses import denoising, gradients, over_training
+from tcm.studies.markdown import render_markdown
+from tcm.studies.measuring import Subject, load_subject, sampling_steps
+from tcm.studies.resolve import study_to_toml
+from tcm.studies.results import StudyResults, Trial
+from tcm.studies.schema import Study
+from tcm.studies.sharing import stages_to_train
+from tcm.studies.words import (
+    Table,
+    conditions,
+    failures,
+    label_groups,
+    main_table,
+    paper_table,
+    seeds_text,
+    verdict_sentence,
+)
+
+BOXES = {"held": "held", "contradicted": "failure"}
+"""The look of a verdict; the others look like something in progress."""
+
+
+def write_study_report(results: StudyResults, out: Path) -> None:
+    """Write the page and, next to it, the Markdown, each whole or not at all.
+
+    >>> write_study_report(read_study(Path("runs/t-prime")), Path("runs/t-prime/report.html"))  # doctest: +SKIP
+    """
+    for path, text in ((out, render(results)), (out.with_suffix(".md"), render_markdown(results))):
+        with atomic_write(path) as file:
+            file.write(text.encode())
+
+
+def render(results: StudyResults) -> str:
+    """The whole page."""
+    parts = [
+        _top(results),
+        _tables(results),
+        _every_seed(results),
+        over_training(results),
+        denoising(results),
+        gradients(results),
+        _beside_the_paper(results),
+        _samples(results),
+        _record(results),
+    ]
+    return whole_page(results.study.title, parts)
+
+
+def _top(results: StudyResults) -> str:
+    study, verdict = results.study, results.verdict
+    kind = "progress" if verdict is None else BOXES.get(verdict.outcome, "progress")
+    parts = [
+        paragraph("Truncated consistency models · study", "over"),
+        f"<h1>{escape(study.title)}</h1>",
+        paragraph(study.question, "facts"),
+        paragraph(f"The paper, {study.where}: {study.claim}", "facts"),
+        paragraph(verdict_sentence(results), kind),
+    ]
+    count, done = len(results.trials), sum(trial.status == "measured" for trial in results.trials)
+    failed = [trial for trial in results.trials if trial.status == "failed"]
+    if done + len(failed) < count:
+        command = code(shlex.join(["tcm", "study", "run", study.name, "--out", str(results.folder)]))
+        waiting = f"{done} of {count} runs (variants × seeds) are measured so far. To resume: {html(command)}"
+        parts.append(paragraph(Html(waiting), "progress"))
+    if failed:
+        lines = "".join(f"<br>{escape(line)}" for line in failures(results))
+        parts.append(paragraph(Html(f"<strong>{len(failed)} of {count} runs failed</strong>{lines}"), "failure"))
+    return f"<header>{''.join(parts)}</header>"
+
+
+def _tables(results: StudyResults) -> str:
+    sentence = (
+        f"Each variant against {results.study.compared_with}: the paired difference, its 95 % interval, and how many "
+        "seeds agree with its sign. Bold where the interval excludes 0."
+    )
+    parts = [_html_table(main_table(results, labels)) for labels in label_groups(results)]
+    problems = [
+        paragraph(f"The scores of {_named(trial)} are left out: {trial.problem}", "note")
+        for trial in results.trials
+        if trial.problem and trial.status != "failed"
+    ]
+    return section("Results", sentence, *parts, paragraph(conditions(results), "note"), *problems)
+
+
+def _html_table(content: Table) -> str:
+    heads, rows = content
+    marked = [
+        [Html(f"<strong>{escape(cell.text)}</strong>") if cell.strong else cell.text for cell in row] for row in rows
+    ]
+    return table(heads, marked, "study")
+
+
+def _every_seed(results: StudyResults) -> str:
+    labels = [label for labels in label_groups(results) if not labels[0].startswith("dfid") for label in labels]
+    parts = []
+    for label in labels:
+        values = {variant: results.values(variant, label) for variant in results.study.variants}
+        if any(values.values()):
+            svg = figures.every_seed(values, results.study.compared_with, results.metric(label))
+            parts.append(figure(svg, f"{results.metric(label)} of every seed and variant"))
+    sentence = (
+        "A dot for each seed, a tick at their mean, and a bar for the mean's 95 % interval. The dashed line is the "
+        f"mean of {results.study.compared_with}. Paired differences can be certain where bars overlap."
+    )
+    return section("Every seed", sentence, side_by_side(parts)) if parts else ""
+
+
+def _beside_the_paper(results: StudyResults) -> str:
+    paper = results.study.paper
+    if paper is None:
+        return ""
+    sentence = (
+        f"The paper's own figures ({paper.note or results.study.where}) and what was measured here. Data, network and "
+        "detector differ, so compare the order of the rows, not the values."
+    )
+    return section("Beside the paper", sentence, _html_table(paper_table(results)))
+
+
+def _samples(results: StudyResults) -> str:
+    rows: list[tuple[Content, torch.Tensor]] = []
+    notes = []
+    for variant in results.study.variants:
+        trial = next((trial for trial in results.of(variant) if trial.stage and trial.stage.model.is_dir()), None)
+        if trial is None:
+            continue
+        try:
+            rows.append(_row(results, trial))
+        except TcmError as error:
+            notes.append(paragraph(f"{_named(trial)} gives no images: {error}", "note"))
+    sentence = "The same noise and condition in each column, through each variant's model of its first finished seed."
+    if not rows:
+        return section("Samples", "No model gives images.", *notes) if notes else ""
+    drawn = figure(rows_of_images(rows), "Samples of the same noises from each variant, one row per variant")
+    return section("Samples", sentence, drawn, *notes)
+
+
+def _row(results: StudyResults, trial: Trial) -> tuple[Content, torch.Tensor]:
+    assert trial.stage is not None, "its caller asked"
+    subject = Subject(trial.variant.stage, None, COLUMNS)
+    model = load_subject(trial.variant.recipe, trial.stage.folder, subject).to(best_device())
+    steps = sampling_steps(results.study, model.sampler)[0]
+    images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
+    label = f"{html(trial.variant.name)}<small>{model.sampler.name(steps)}, seed {trial.variant.seed}</small>"
+    return Html(label), quantise(images)
+
+
+def _record(results: StudyResults) -> str:
+    """What was trained, for how long, on what, and by which command."""
+    study = results.study
+    rows: list[list[Content]] = []
+    for variant, spec in study.variants.items():
+        trials = [trial for trial in results.of(variant) if trial.record is not None]
+        rows.append([variant, *_changes(spec.overrides), seeds_text(results, variant), *_budget(study, trials)])
+    starts = [
+        start
+        for trial in results.trials
+        if trial.record is not None
+        for stage in trial.record.stages
+        for start in stage.starts
+    ]
+    machines = dict.fromkeys(f"{start.machine}; {start.versions}" for start in starts)
+    command = ["tcm", "study", "run", study.name, "--out", str(results.folder)]
+    parts = [
+        table(["variant", "changes to the recipe", "seeds", "stages (steps)", "wall time per seed"], rows, "long"),
+        *(paragraph(f"Trained on {machine}.", "note") for machine in machines),
+        paragraph(Html(f"Command: {html(code(shlex.join(command)))}"), "note"),
+        details("The study", f"<pre>{escape(study_to_toml(study))}</pre>"),
+    ]
+    sentence = (
+        f"All variants begin with the recipe {study.base}. Wall time is that of all stages a variant needs, the mean "
+        "over seeds; a stage that variants share was trained once."
+    )
+    return section("How it was made", sentence, *parts)
+
+
+def _changes(overrides: tuple[str, ...]) -> list[Content]:
+    return [Html("<br>".join(html(code(override)) for override in overrides)) if overrides else "none"]
+
+
+def _budget(study: Study, trials: list[Trial]) -> list[Content]:
+    """The stages that were trained for a variant with their steps, and the mean time that they took."""
+    stages, seconds = "–", []
+    for trial in trials:
+        assert trial.record is not None, "its caller asked"
+        needed = stages_to_train(study, trial.variant)
+        used = [stage for stage in trial.record.stages if stage.numbers and stage.name in needed]
+        stages = ", ".join(f"{stage.name} ({stage.step:,})" for stage in used) or stages
+        seconds += [sum(stage.seconds for stage in used)] if used else []
+    return [stages, duration(sum(seconds) / len(seconds)) if seconds else "–"]
+
+
+def _named(trial: Trial) -> str:
+    return f"{trial.variant.name}, seed {trial.variant.seed}"

@@ -1,0 +1,151 @@
+"""From a study's name or file to the study, its variants, and back to TOML."""
+
+import json
+import tomllib
+from collections import Counter
+from difflib import get_close_matches
+from importlib.resources import files
+from itertools import product
+from os.path import normpath
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tcm.foundation.errors import TcmError, describe_validation
+from tcm.recipes.resolve import resolve, tables_to_toml, toml_value, with_nulls
+from tcm.recipes.schema import Recipe
+from tcm.studies.schema import Study, Variant, VariantSpec
+
+Tree = dict[str, Any]
+
+
+def shipped_studies() -> list[str]:
+    """The names of the studies that come with the package.
+
+    >>> "t-prime" in shipped_studies()
+    True
+    """
+    entries = (Path(entry.name) for entry in files("tcm.studies").iterdir())
+    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+
+
+def resolve_study(name_or_path: str | Path) -> Study:
+    """The study of a shipped name or a .toml file.
+
+    >>> resolve_study("t-prime").base
+    'digits'
+    """
+    source = str(name_or_path)
+    tree = _written_out(_with_grid(_read(source), source))
+    tree.setdefault("name", Path(source).name.removesuffix(".toml"))
+    base = tree.get("base")
+    if isinstance(base, str) and base.endswith(".toml"):
+        tree["base"] = normpath(Path(source).absolute().parent / base)
+    try:
+        return Study.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True)
+    except ValidationError as error:
+        raise describe_validation(error, source, Study) from error
+
+
+def study_to_toml(study: Study) -> str:
+    """A study as TOML with every default written out; an optional key that is not set is "none"."""
+    tree = study.model_dump()
+    tables = {key: tree.pop(key) for key in list(tree) if isinstance(tree[key], dict)}
+    return tables_to_toml(tree, tables)
+
+
+def variants_of(study: Study, seed: int) -> list[Variant]:
+    """The variants of a study with one seed, each with its recipe.
+
+    >>> [variant.slug for variant in variants_of(resolve_study("t-prime"), seed=0)][:2]
+    ['t-0.17', 't-0.8']
+    """
+    variants = [_variant(study, name, spec, seed) for name, spec in study.variants.items()]
+    known = dict.fromkeys(stage for variant in variants for stage in variant.recipe.stages)
+    for stage in study.measure.curve:
+        if stage not in known:
+            raise TcmError(f"{study.name}: measure.curve={stage!r} is not a stage; use one of: {', '.join(known)}")
+    return variants
+
+
+def _variant(study: Study, name: str, spec: VariantSpec, seed: int) -> Variant:
+    given = {key_of(override) for override in spec.overrides}
+    shared = [override for override in study.overrides if key_of(override) not in given]
+    try:
+        recipe = resolve(study.base, [*shared, *spec.overrides, f"seed={seed}"])
+    except TcmError as error:
+        raise TcmError(f"{study.name}, variant {name!r}: {error}") from error
+    stage = spec.stage or last_stage(recipe)
+    if stage not in recipe.stages:
+        near = get_close_matches(stage, recipe.stages, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(recipe.stages)}"
+        raise TcmError(f"{study.name}: variants.{name!r}.stage={stage!r} is not a stage of {study.base}; {advice}")
+    return Variant(name, recipe, stage)
+
+
+def key_of(override: str) -> str:
+    """What an override changes, such as `truncated.t_prime`."""
+    return override.partition("=")[0].strip().removeprefix("stages.")
+
+
+def last_stage(recipe: Recipe) -> str:
+    """The stage whose model is a run's result: the last that is not a baseline."""
+    results = [name for name, stage in recipe.stages.items() if not stage.baseline]
+    return (results or list(recipe.stages))[-1]
+
+
+def _read(name: str) -> Tree:
+    if name not in shipped_studies() and not name.endswith(".toml"):
+        near = get_close_matches(name, shipped_studies(), 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"the shipped studies are {', '.join(shipped_studies())}"
+        raise TcmError(f"study {name!r} does not exist; {advice} (your own study is a file that ends in .toml)")
+    try:
+        source = Path(name) if name.endswith(".toml") else files("tcm.studies") / f"{name}.toml"
+        return tomllib.loads(source.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
+    except UnicodeDecodeError as error:
+        raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
+    except OSError as error:
+        raise TcmError(f"study {name!r} cannot be read ({error.strerror}); check the path") from error
+
+
+def _written_out(tree: Tree) -> Tree:
+    """A variant that is only a list is its overrides."""
+    variants = tree.get("variants")
+    if not isinstance(variants, dict):
+        return tree
+    tables = {name: {"overrides": given} if isinstance(given, list) else given for name, given in variants.items()}
+    return tree | {"variants": tables}
+
+
+def _with_grid(tree: Tree, source: str) -> Tree:
+    """The study's tables, with `[grid]` as the variants that it stands for."""
+    if "grid" not in tree:
+        return tree
+    if "variants" in tree:
+        raise TcmError(f"{source}: grid and variants cannot both be given; give one of them")
+    grid = tree["grid"]
+    if not isinstance(grid, dict) or not grid:
+        raise TcmError(f'{source}: grid={grid!r} must be a table such as "truncated.rho" = [0.1, 0.25]')
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise TcmError(
+                f"{source}: grid.{key}={values!r} must be a list of values; write the key in quotes, such as "
+                '"truncated.rho" = [0.1, 0.25]'
+            )
+    rest = {key: value for key, value in tree.items() if key != "grid"}
+    return rest | {"variants": _grid_variants(grid)}
+
+
+def _grid_variants(grid: dict[str, list[Any]]) -> Tree:
+    """One variant for each combination, named by the last part of each key where that is unique."""
+    endings = Counter(key.rpartition(".")[2] for key in grid)
+    shown = {key: ending if endings[ending := key.rpartition(".")[2]] == 1 else key for key in grid}
+    variants = {}
+    for values in product(*grid.values()):
+        texts = {key: toml_value(value) for key, value in zip(grid, values, strict=True)}
+        name = ", ".join(f"{shown[key]} = {text}" for key, text in texts.items())
+        variants[name] = [f"{key}={text}" for key, text in texts.items()]
+    return variants

@@ -1,0 +1,109 @@
+"""Which variants have a stage in common: those in which all that decides its weights is the same."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tcm.recipes.changes import resume_rules
+from tcm.recipes.schema import Recipe, roles_of, source_stage, watched_times, watching_roles
+from tcm.studies.schema import Study, Variant
+from tcm.training.stage_models import needed_stages
+
+NOT_DECISIVE = ("name", "adapts", "second_time", "stages")
+"""Keys of a recipe that no stage's weights depend on, and the stages, of which only those count that it needs."""
+
+
+def stage_key(recipe: Recipe, name: str) -> str:
+    """A stage's name with a hash of all that decides its weights: the same key, the same weights.
+
+    >>> from tcm.recipes.resolve import resolve
+    >>> digits, other = resolve("digits"), resolve("digits", ["truncated.rho=0.5", "*.keep=9"])
+    >>> [stage_key(digits, name) == stage_key(other, name) for name in digits.stages]
+    [True, True, False]
+    """
+    text = json.dumps(_decisive(recipe, name), sort_keys=True)
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _decisive(recipe: Recipe, name: str) -> dict[str, Any]:
+    free = {key for key, rule in resume_rules(recipe).items() if rule == "free"}
+    tree = recipe.model_dump(mode="json")
+    shared = {key: value for key, value in tree.items() if key not in NOT_DECISIVE}
+    stage = {key: value for key, value in tree["stages"][name].items() if key != "baseline"}
+    sources = {key: source_stage(recipe, name, role) for key, role in roles_of(recipe, name).items()}
+    return {
+        "name": name,  # its randomness depends on it
+        "shared": _without(shared, free, ""),
+        "stage": _without(stage, free, f"{name}."),
+        "sources": {key: source and stage_key(recipe, source) for key, source in sources.items()},
+        "watched": _watched(recipe, name),
+    }
+
+
+def _without(table: dict[str, Any], keys: set[str], prefix: str) -> dict[str, Any]:
+    """A table and those in it without some keys, given by their whole path."""
+    return {
+        key: _without(value, keys, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in table.items()
+        if f"{prefix}{key}" not in keys
+    }
+
+
+def _watched(recipe: Recipe, name: str) -> list[list[float]]:
+    """The times at which a stage's denoising is measured, if that decides when it ends or where another begins."""
+    roles = watching_roles(recipe, name)
+    if not recipe.stages[name].until_flat and not any(role.needs_curves for role in roles):
+        return []
+    return [watched_times(recipe, name), sorted(role.highest for role in roles if role.highest is not None)]
+
+
+@dataclass(frozen=True)
+class SharedStage:
+    """A stage that one or more variants of a seed have in common, with the part of the first one's recipe it needs."""
+
+    key: str
+    name: str
+    recipe: Recipe
+    needs: frozenset[str]
+    """The keys of the stages whose models it needs."""
+
+
+def stages_to_train(study: Study, variant: Variant) -> list[str]:
+    """The stages of a variant that are needed to measure it, in order."""
+    names = {variant.stage, *variant.curves(study)}
+    while more := {other for name in names for other in needed_stages(variant.recipe, name)} - names:
+        names |= more
+    return [name for name in variant.recipe.stages if name in names]
+
+
+def shared_stages(study: Study, variants: Sequence[Variant]) -> dict[str, SharedStage]:
+    """All stages that the variants need, each once, by their keys; what a stage needs comes before it."""
+    found: dict[str, SharedStage] = {}
+    for variant in variants:
+        keys = {name: stage_key(variant.recipe, name) for name in stages_to_train(study, variant)}
+        for name, key in keys.items():
+            needs = frozenset(keys[other] for other in needed_stages(variant.recipe, name))
+            if key not in found:
+                found[key] = SharedStage(key, name, _part_for(variant.recipe, name), needs)
+    return found
+
+
+def _part_for(recipe: Recipe, name: str) -> Recipe:
+    """The recipe with only the stages that one depends on: nothing else can make it fail."""
+    names = {name}
+    while more := {other for one in names for other in _related(recipe, one)} - names:
+        names |= more
+    stages = {one: stage for one, stage in recipe.stages.items() if one in names}
+    return recipe.model_copy(update={"stages": stages})
+
+
+def _related(recipe: Recipe, name: str) -> Iterable[str]:
+    """The stages whose models a stage needs, and those whose times decide when it ends."""
+    yield from needed_stages(recipe, name)
+    if _watched(recipe, name):
+        for other in recipe.stages:
+            roles = roles_of(recipe, other).values()
+            if any(role.watched and source_stage(recipe, other, role) == name for role in roles):
+                yield other

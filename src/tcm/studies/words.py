@@ -1,0 +1,214 @@
+"""A study's results in words and numbers: the verdict, and the tables that the page and the Markdown share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, isfinite, log10
+
+from tcm.studies.analysis import Comparison, Difference, Outcome, Summary, difference, summarise
+from tcm.studies.results import StudyResults, lower_is_better
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table; `strong` where a difference is certain."""
+
+    text: str
+    strong: bool = False
+
+
+Table = tuple[list[str], list[list[Cell]]]
+"""The heads of the columns, and the rows."""
+
+MOST_COMPARED = 3
+"""Measurements of which a table shows differences too."""
+
+OUTCOMES: dict[Outcome, str] = {
+    "held": "The claim held here",
+    "leaned that way": "The results lean towards the claim, but they are not certain",
+    "not seen": "The claim was not seen here",
+    "contradicted": "The results contradict the claim here",
+    "not measured": "The claim cannot be judged yet",
+}
+
+
+def verdict_sentence(results: StudyResults) -> str:
+    """One sentence that says whether the claim held, with the differences that decide it."""
+    verdict, expects = results.verdict, results.study.expects
+    if verdict is None or expects is None:
+        return "This study checks no single claim; its tables and curves are the result."
+    better = expects.better
+    said = [_comparison(better, comparison) for comparison in verdict.comparisons if comparison.gain is not None]
+    missing = [comparison.other for comparison in verdict.comparisons if comparison.gain is None]
+    if missing:
+        said.append(f"{better} and {_list(missing)} have no seed in common that is measured")
+    return f"{OUTCOMES[verdict.outcome]}: {'; '.join(said)}. Measured by {results.metric(expects.by)}."
+
+
+def _comparison(better: str, comparison: Comparison) -> str:
+    gain = comparison.gain
+    assert gain is not None, "its caller asked"
+    sign = 1 if gain.mean >= 0 else -1
+    interval = None if gain.interval is None else sorted(sign * end for end in gain.interval)
+    places, how = _places_of(gain), "better" if sign > 0 else "worse"
+    amount = f"{better} is {how} than {comparison.other} by {number(abs(gain.mean), places)}"
+    if interval is None:
+        return f"{amount} (a single seed, so there is no interval)"
+    low, high = (number(end, places) for end in interval)
+    return f"{amount} (95 % interval {low} to {high}; {gain.agreeing} of {gain.count} seeds agree)"
+
+
+def main_table(results: StudyResults, labels: Sequence[str]) -> Table:
+    """Mean ± standard deviation of each variant, and its paired difference to the reference.
+
+    The differences are left out where there are many measurements, which would make the table too wide.
+    """
+    reference, compares = results.study.compared_with, len(labels) <= MOST_COMPARED
+    heads = ["variant", "seeds"]
+    for label in labels:
+        heads.append(f"{results.metric(label)} {'↓' if lower_is_better(label) else '↑'}")
+        heads += [f"against {reference}"] if compares else []
+    rows = []
+    for variant in results.study.variants:
+        row = [Cell(variant), Cell(seeds_text(results, variant))]
+        for label in labels:
+            values = results.values(variant, label)
+            row.append(Cell(summary_text(summarise(list(values.values())))))
+            if compares:
+                found = difference(values, results.values(reference, label))
+                certain = Cell(difference_text(found), found is not None and found.certain)
+                row.append(Cell("reference") if variant == reference else certain)
+        rows.append(row)
+    return heads, rows
+
+
+def paper_table(results: StudyResults) -> Table:
+    """The paper's figures and ours, row by row; rows that only the paper has come last."""
+    paper = results.study.paper
+    assert paper is not None, "the study has the paper's figures"
+    decisive = [] if results.study.expects is None else [results.study.expects.by]
+    labels = list(dict.fromkeys([*decisive, *(label for label in results.labels if label.endswith(("step", "steps")))]))
+    heads = ["variant", *(f"paper: {column}" for column in paper.columns)]
+    heads += [f"here: {results.metric(label)}" for label in labels]
+    rows = []
+    for name in dict.fromkeys([*results.study.variants, *paper.rows]):
+        theirs = paper.rows.get(name, (None,) * len(paper.columns))
+        row = [name, *("–" if cell is None else f"{cell:g}" if isinstance(cell, float) else cell for cell in theirs)]
+        known = name in results.study.variants
+        ours = [results.values(name, label) if known else {} for label in labels]
+        row += [summary_text(summarise(list(values.values()))) for values in ours]
+        rows.append([Cell(text) for text in row])
+    return heads, rows
+
+
+def conditions(results: StudyResults) -> str:
+    """How the values were measured, in a sentence or two."""
+    measure, seeds = results.study.measure, results.study.seeds
+    scores = [score for trial in results.trials for score in trial.scores.values() if score.t is None]
+    several = f"{len(seeds)} training seeds ({', '.join(map(str, seeds))})"
+    text = f"Mean ± standard deviation over {several}. Differences are paired by seed, with a 95 % t-interval"
+    comparisons = len(results.study.variants) - 1
+    text += (
+        ""
+        if comparisons < 3
+        else (f"; with {comparisons} comparisons in each column, an interval that barely excludes 0 may be chance")
+    )
+    if scores:
+        one = scores[0]
+        reference = "" if one.reference_count is None else f" ({one.reference_count:,} images)"
+        text += (
+            f". {one.count:,} samples of each model against {one.reference}{reference}, detector {one.detector} "
+            f"{one.detector_hash[:8]}, {one.preprocessing}"
+        )
+    if measure.gradients:
+        text += ". A spike is a line of metrics whose largest gradient norm exceeds three times the median around it"
+    return f"{text}."
+
+
+def failures(results: StudyResults) -> list[str]:
+    """Why variants failed, a line for each reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for trial in results.trials:
+        if trial.status == "failed":
+            reasons.setdefault((trial.variant.name, trial.problem or ""), []).append(str(trial.variant.seed))
+    return [
+        f"{variant}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}"
+        for (variant, reason), seeds in reasons.items()
+    ]
+
+
+def seeds_text(results: StudyResults, variant: str) -> str:
+    """How many seeds are measured, and what is missing: `3 of 5, 1 failed`."""
+    trials = results.of(variant)
+    done = sum(trial.status == "measured" for trial in trials)
+    failed = sum(trial.status == "failed" for trial in trials)
+    text = f"{done}" if done == len(trials) else f"{done} of {len(trials)}"
+    return text + (f", {failed} failed" if failed else "")
+
+
+def summary_text(summary: Summary | None) -> str:
+    """Mean ± deviation, with two digits of the deviation.
+
+    >>> summary_text(Summary(5, 93.274, 0.6123, None))
+    '93.27 ± 0.61'
+    """
+    if summary is None:
+        return "–"
+    if summary.deviation is None:
+        return number(summary.mean)
+    places = _places_for(summary.deviation) if summary.deviation else _places(summary.mean, digits=3)
+    return f"{number(summary.mean, places)} ± {summary.deviation:.{places}f}"
+
+
+def difference_text(found: Difference | None) -> str:
+    """A difference, its interval, and how many seeds agree.
+
+    >>> difference_text(Difference(5, -1.234, (-1.5, -0.9), 5))
+    '−1.23 [−1.50, −0.90] 5/5'
+    """
+    if found is None:
+        return "–"
+    places = _places_of(found)
+    text = number(found.mean, places, sign=True)
+    if found.interval is None:
+        return text
+    low, high = (number(end, places, sign=True) for end in found.interval)
+    return f"{text} [{low}, {high}] {found.agreeing}/{found.count}"
+
+
+def number(value: float, places: int | None = None, sign: bool = False) -> str:
+    """A number for people: three digits unless the places are given, and a real minus.
+
+    >>> number(0.001234), number(1234.5), number(-2.5, 1)
+    ('0.00123', '1,234', '−2.5')
+    """
+    places = _places(value, digits=3) if places is None else places
+    return f"{value:{'+' if sign else ''},.{places}f}".replace("-", "−")
+
+
+def label_groups(results: StudyResults) -> list[list[str]]:
+    """The measurements that share a table: those of one kind; denoising and gradients come last."""
+    groups: dict[str, list[str]] = {}
+    for label in results.labels:
+        groups.setdefault(label.partition(",")[0], []).append(label)
+    return list(groups.values())
+
+
+def _places_of(found: Difference) -> int:
+    half = None if found.interval is None else (found.interval[1] - found.interval[0]) / 2
+    return _places_for(half) if half else _places(found.mean, digits=3)
+
+
+def _places_for(uncertainty: float) -> int:
+    """The places that show two digits of an uncertainty, and one at least below 100."""
+    return max(_places(uncertainty), int(uncertainty < 100))
+
+
+def _places(value: float, digits: int = 2) -> int:
+    """The decimal places that show so many digits of a value."""
+    if not isfinite(value) or value == 0:
+        return digits - 1
+    return max(0, digits - 1 - floor(log10(abs(value))))
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,142 @@
+"""`tcm study report` for finished and unfinished studies: the page and the Markdown."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browsing import CHROMIUM, FLAGS, look_at
+from pages import Page, check
+from playwright.sync_api import Browser, sync_playwright
+
+from tcm.cli.study_report import study_report
+from tcm.evaluation.scores import read_scores
+from tcm.foundation.errors import TcmError
+from tcm.studies.analysis import summarise
+from tcm.studies.folders import MEASURED_FILE
+from tcm.studies.results import read_study
+from tcm.studies.words import main_table, summary_text, verdict_sentence
+
+SECTIONS = [
+    "Results",
+    "Every seed",
+    "Over training",
+    "Denoising",
+    "Gradient norms",
+    "Beside the paper",
+    "Samples",
+    "How it was made",
+]
+
+
+@pytest.fixture
+def copied(study_folder: Path, tmp_path: Path) -> Path:
+    """A study's folder to change."""
+    return Path(shutil.copytree(study_folder, tmp_path / "out"))
+
+
+def test_a_finished_study(study_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "page.html"
+    study_report(study_folder, target)
+    said = capsys.readouterr().out
+    page = check(Page(target))
+    assert page.headings == SECTIONS
+    assert "Where to truncate &lt;small&gt;" in page.source, "text is escaped"
+    results = read_study(study_folder)
+    assert verdict_sentence(results) in said
+    assert verdict_sentence(results).replace("'", "&#x27;") in page.text
+    values = results.values("t' = 1", "fid, 1 step")
+    scores = {
+        seed: read_scores(study_folder / "runs" / f"seed-{seed}" / "t-1" / "scores.jsonl")[0].value for seed in (0, 1)
+    }
+    assert values == scores
+    assert summary_text(summarise(list(scores.values()))) in page.text
+    assert "2.46" in page.text, "the paper's figure"
+    assert str(tmp_path) not in page.text.replace(str(study_folder), "")
+    markdown = target.with_suffix(".md").read_text()
+    assert f"**{verdict_sentence(results)}**" in markdown
+    for row in main_table(results, ["fid, 1 step"])[1]:
+        assert f"| {row[0].text} | {row[1].text} | {row[2].text} |" in markdown
+
+
+def test_a_failed_variant_is_shown(study_folder: Path, tmp_path: Path) -> None:
+    study_report(study_folder, tmp_path / "page.html")
+    for text in (Page(tmp_path / "page.html").text, (tmp_path / "page.md").read_text()):
+        assert "too fast, seed 0: truncated: training does not recover" in text
+        assert "0 of 2, 2 failed" in text
+
+
+def test_an_unfinished_study(copied: Path) -> None:
+    """Missing seeds are counted, pairs that are not there are not compared, and the page says how to resume."""
+    shutil.rmtree(copied / "runs" / "seed-1" / "t-1")
+    (copied / "runs" / "seed-0" / "t-4" / MEASURED_FILE).unlink()
+    study_report(copied)
+    page = check(Page(copied / "report.html"))
+    assert "4 of 8 runs (variants × seeds) are measured so far" in page.text
+    assert "tcm study run small --out" in page.text
+    assert "a single seed, so there is no interval" in page.text
+    results = read_study(copied)
+    assert [trial.status for trial in results.of("t' = 1")] == ["measured", "not begun"]
+    assert [row[1].text for row in main_table(results, ["fid, 1 step"])[1]] == [
+        "1 of 2",
+        "1 of 2",
+        "2",
+        "0 of 2, 2 failed",
+    ]
+
+
+def test_a_study_that_has_not_begun(copied: Path) -> None:
+    shutil.rmtree(copied / "runs")
+    study_report(copied)
+    page = check(Page(copied / "report.html"))
+    assert "The claim cannot be judged yet" in page.text
+    assert page.headings == ["Results", "Beside the paper", "How it was made"]
+
+
+def test_scores_that_cannot_be_read_are_named(copied: Path) -> None:
+    (copied / "runs" / "seed-0" / "t-1" / "scores.jsonl").write_text("{}\n")
+    study_report(copied)
+    text = Page(copied / "report.html").text
+    assert "The scores of t&#x27; = 1, seed 0 are left out" in text
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(TcmError, match=r"has no study\.toml"):
+        study_report(tmp_path)
+
+
+def test_what_the_verdict_says(study_folder: Path) -> None:
+    """The sentence follows the values: the other way round it says worse, with the interval's ends exchanged."""
+    results = read_study(study_folder)
+    expects = results.study.expects
+    assert expects is not None
+    turned = expects.model_copy(update={"better": "t' = 4", "than": ("t' = 1",)})
+    other = replace(results, study=results.study.model_copy(update={"expects": turned}))
+    first, second = verdict_sentence(results), verdict_sentence(other)
+    assert results.verdict is not None
+    assert other.verdict is not None
+    assert {results.verdict.outcome, other.verdict.outcome} == {"leaned that way", "not seen"}
+    for word, opposite in (("better", "worse"), ("worse", "better")):
+        if f"is {word} than" in first:
+            assert f"is {opposite} than" in second
+    assert first.partition(" by ")[2] == second.partition(" by ")[2]
+    none = replace(results, study=results.study.model_copy(update={"expects": None}))
+    assert verdict_sentence(none).startswith("This study checks no single claim")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; on Debian: apt-get install chromium")
+def test_in_a_browser(browser: Browser, study_folder: Path, tmp_path: Path) -> None:
+    study_report(study_folder, tmp_path / "page.html")
+    for width in (1280, 400):
+        for scheme in ("light", "dark"):
+            look_at(browser, tmp_path / "page.html", scheme, width, pictures=3)

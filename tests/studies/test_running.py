@@ -1,0 +1,135 @@
+"""Studies carried out in real processes: stages shared, killed, failing, in parts; the same bytes as `tcm train`."""
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from launching import fingerprint
+from once import once
+from rich.console import Console
+from tiny_study import Started, carry_out, overrides, write_study
+
+import tcm
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
+from tcm.recipes.resolve import resolve
+from tcm.report.records import read_run
+from tcm.studies.running import Part
+from tcm.training.run import Run
+from tcm.training.starts import read_starts
+from tcm.weights import last_model
+
+pytestmark = pytest.mark.long
+
+VARIANTS = {
+    "t' = 1": [],
+    "broken": ["truncated.frozen=./no-such-model"],
+    "t' = 0.5": ["truncated.t_prime=0.5"],
+    "cannot be measured": {"overrides": [], "stage": "diffusion"},
+    "stage 1": {"overrides": [], "stage": "consistency"},
+}
+FINE, FAILING = Part(1, 2), Part(2, 2)
+
+
+@pytest.fixture(scope="session")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that nothing disturbed; two of its variants fail."""
+
+    def make(folder: Path) -> None:
+        outcome, text = carry_out(write_study(folder / "study.toml", VARIANTS), folder / "out", workers=2)
+        assert outcome.finished, text
+        assert len(outcome.failures) == 2, text
+
+    return once(tmp_path_factory, "study-of-two", make)
+
+
+def decided_bytes(out: Path) -> dict[str, bytes]:
+    """All bytes that a study's randomness and arithmetic decide."""
+    measured = {str(path.relative_to(out)): path.read_bytes() for path in out.glob("runs/*/*/measured")}
+    return fingerprint(out / "stages") | measured
+
+
+def starts(out: Path) -> Counter[tuple[str, int]]:
+    """How many stages of each name were begun how many times."""
+    folders = (out / "stages").iterdir()
+    return Counter((folder.name.rpartition("-")[0], len(read_starts(folder))) for folder in folders)
+
+
+def test_stages_in_common_are_trained_once(done: Path) -> None:
+    """One stage 0, one stage 1, two of stage 2; the one that is broken never began."""
+    counts = {("diffusion", 1): 1, ("consistency", 1): 1, ("truncated", 1): 2, ("truncated", 0): 1}
+    assert starts(done / "out") == counts
+    assert {path.parent.name for path in done.glob("out/runs/seed-0/*/measured")} == {"t-1", "t-0.5", "stage-1"}
+
+
+def test_a_failing_variant_stops_no_other(done: Path) -> None:
+    """Not even the stages that it has in common with others, although it comes first or second."""
+    runs, text = done / "out" / "runs" / "seed-0", (done / "out.log").read_text()
+    assert {path.parent.name for path in runs.glob("*/failed.json")} == {"broken", "cannot-be-measured"}
+    measuring = json.loads((runs / "cannot-be-measured" / "failed.json").read_text())
+    assert measuring == {"stage": "measuring", "error": "detector=none; name one"}
+    training = json.loads((runs / "broken" / "failed.json").read_text())
+    assert training["stage"] == "truncated"
+    assert "no-such-model" in training["error"]
+    assert "seed-0/cannot-be-measured, measuring: failed: detector=none; name one" in text
+    assert "variants: 3 done, 2 failed, 0 running, 0 waiting\n" in text
+
+
+def test_a_variant_is_bit_identical_to_its_training_alone(done: Path, tmp_path: Path) -> None:
+    recipe = resolve("digits", [*overrides(), "truncated.t_prime=0.5", "seed=0"])
+    assert Run(recipe, tmp_path / "alone", Processes(torch.device("cpu")), Console(quiet=True)).train()
+    run = done / "out" / "runs" / "seed-0" / "t-0.5"
+    (tmp_path / "shared").mkdir()
+    for number, (stage, folder) in enumerate(json.loads((run / "elsewhere.json").read_text()).items()):
+        (tmp_path / "shared" / f"{number}-{stage}").symlink_to((run / folder).resolve())
+    expected = fingerprint(tmp_path / "alone")
+    assert sum("model.safetensors" in name for name in expected) == 3
+    assert fingerprint(tmp_path / "shared") == expected
+    assert (run / "recipe.toml").read_text() == (tmp_path / "alone" / "recipe.toml").read_text()
+
+
+def test_a_variants_folder_is_a_run(done: Path) -> None:
+    """What reads runs reads it; what trains them refuses it, for others share its stages."""
+    run = done / "out" / "runs" / "seed-0" / "t-0.5"
+    assert tcm.load(run).card.t_min == 0.5
+    assert last_model(run).parent.parent == (done / "out" / "stages").resolve()
+    record = read_run(run)
+    assert [stage.name for stage in record.stages] == ["diffusion", "consistency", "truncated"]
+    assert all(stage.lines for stage in record.stages)
+    training = Run(record.recipe, run, Processes(torch.device("cpu")), Console(quiet=True))
+    with pytest.raises(TcmError, match="shares its stages with other runs of a study; train it with `tcm study run`"):
+        training.train()
+
+
+def test_what_is_done_is_not_done_again(done: Path) -> None:
+    begun = (done / "out.log").read_text().count(": begins")
+    outcome, text = carry_out(done / "study.toml", done / "out", part=FINE)
+    assert outcome.finished
+    assert not outcome.failures
+    assert text.count(": begins") == begun
+
+
+def test_two_parts_at_once_killed_and_resumed(done: Path, tmp_path: Path) -> None:
+    """Both need stages 0 and 1. In the middle of stage 1 one is killed, the other interrupted; then both resume."""
+    study, out = done / "study.toml", tmp_path / "out"
+    parts = [Started(study, out, part=part) for part in (FINE, FAILING)]
+    parts[0].until(out, "stages/consistency-*/state/step-*")
+    parts[0].send(signal.SIGKILL)
+    parts[1].send(signal.SIGINT)
+    assert [part.wait() for part in parts] == [-signal.SIGKILL, 1]
+    assert not list(out.glob("stages/consistency-*/model"))
+    assert not list(out.glob("runs/*/broken/failed.json")), "being interrupted is no failure"
+    parts = [Started(study, out, part=part) for part in (FINE, FAILING)]
+    assert [part.wait() for part in parts] == [0, 1]
+    assert decided_bytes(out) == decided_bytes(done / "out")
+    once_each = {("diffusion", 1): 1, ("truncated", 1): 2, ("truncated", 0): 1}
+    assert {key: count for key, count in starts(out).items() if key[0] != "consistency"} == once_each
+
+
+def test_another_study_is_refused_but_more_seeds_are_not(done: Path, tmp_path: Path) -> None:
+    other = write_study(tmp_path / "study.toml", {"t' = 1": []})
+    with pytest.raises(TcmError, match=r"out holds another study \(variants differs\); choose another --out"):
+        carry_out(other, done / "out")
