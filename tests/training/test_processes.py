@@ -91,6 +91,7 @@ def test_three_processes_resume_bit_for_bit(launcher: Launcher, tmp_path: Path, 
     assert fingerprint(resumed) == fingerprint(whole)
 
 
+@SLOW
 def test_edm2_sharded(launcher: Launcher, tmp_path: Path) -> None:
     """Forced weight normalisation, scalar gains and the uncertainty head, each shared; the model loads and samples."""
     words = tiny(3, EDM2, "uncertainty=8", *QUIET, *(f"{stage}.log_every=1" for stage in STAGES))
