@@ -74,7 +74,7 @@ def test_an_unfinished_study(copied: Path) -> None:
     study_report(copied)
     page = check(Page(copied / "report.html"))
     assert "4 of 8 runs (variants × seeds) are measured so far" in page.text
-    assert "tcm study run small --out" in page.text
+    assert f"tcm study run {copied / 'study.toml'} --out {copied}" in page.text
     assert "a single seed, so there is no interval" in page.text
     results = read_study(copied)
     assert [trial.status for trial in results.of("t' = 1")] == ["measured", "not begun"]

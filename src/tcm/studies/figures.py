@@ -122,7 +122,7 @@ def _draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
     if _spans_much([one for line in lines for some in line.points.values() for one in some]):
         axes.set_yscale("log")
     if len(lines) > MOST_IN_LEGEND:
-        axes.figure.legend(loc="outside lower center", ncols=3)
+        axes.figure.legend(loc="outside lower center", ncols=3, handlelength=2.8)
     elif len(lines) > 1:
         axes.legend(loc="best")
 

@@ -28,12 +28,12 @@ from tcm.report.html import (
 from tcm.report.page import whole_page
 from tcm.studies import figures
 from tcm.studies.courses import denoising, gradients, over_training
+from tcm.studies.folders import STUDY_FILE
 from tcm.studies.markdown import render_markdown
 from tcm.studies.measuring import Subject, load_subject, sampling_steps
-from tcm.studies.resolve import study_to_toml
+from tcm.studies.resolve import shipped_studies, study_to_toml
 from tcm.studies.results import StudyResults, Trial
-from tcm.studies.schema import Study
-from tcm.studies.sharing import stages_to_train
+from tcm.studies.sharing import with_needed
 from tcm.studies.words import (
     Table,
     conditions,
@@ -88,8 +88,7 @@ def _top(results: StudyResults) -> str:
     count, done = len(results.trials), sum(trial.status == "measured" for trial in results.trials)
     failed = [trial for trial in results.trials if trial.status == "failed"]
     if done + len(failed) < count:
-        command = code(shlex.join(["tcm", "study", "run", study.name, "--out", str(results.folder)]))
-        waiting = f"{done} of {count} runs (variants × seeds) are measured so far. To resume: {html(command)}"
+        waiting = f"{done} of {count} runs (variants × seeds) are measured so far. To resume: {html(_command(results))}"
         parts.append(paragraph(Html(waiting), "progress"))
     if failed:
         lines = "".join(f"<br>{escape(line)}" for line in failures(results))
@@ -179,7 +178,7 @@ def _record(results: StudyResults) -> str:
     rows: list[list[Content]] = []
     for variant, spec in study.variants.items():
         trials = [trial for trial in results.of(variant) if trial.record is not None]
-        rows.append([variant, *_changes(spec.overrides), seeds_text(results, variant), *_budget(study, trials)])
+        rows.append([variant, *_changes(spec.overrides), seeds_text(results, variant), *_budget(trials)])
     starts = [
         start
         for trial in results.trials
@@ -188,30 +187,36 @@ def _record(results: StudyResults) -> str:
         for start in stage.starts
     ]
     machines = dict.fromkeys(f"{start.machine}; {start.versions}" for start in starts)
-    command = ["tcm", "study", "run", study.name, "--out", str(results.folder)]
     parts = [
         table(["variant", "changes to the recipe", "seeds", "stages (steps)", "wall time per seed"], rows, "long"),
         *(paragraph(f"Trained on {machine}.", "note") for machine in machines),
-        paragraph(Html(f"Command: {html(code(shlex.join(command)))}"), "note"),
+        paragraph(Html(f"Command: {html(_command(results))}"), "note"),
         details("The study", f"<pre>{escape(study_to_toml(study))}</pre>"),
     ]
     sentence = (
-        f"All variants begin with the recipe {study.base}. Wall time is that of all stages a variant needs, the mean "
+        f"All variants begin with the recipe {study.base}. Wall time is that of all stages behind a model, the mean "
         "over seeds; a stage that variants share was trained once."
     )
     return section("How it was made", sentence, *parts)
+
+
+def _command(results: StudyResults) -> Html:
+    """What runs the study, or resumes it."""
+    known = results.study.name in shipped_studies()
+    source = results.study.name if known else str(results.folder / STUDY_FILE)
+    return code(shlex.join(["tcm", "study", "run", source, "--out", str(results.folder)]))
 
 
 def _changes(overrides: tuple[str, ...]) -> list[Content]:
     return [Html("<br>".join(html(code(override)) for override in overrides)) if overrides else "none"]
 
 
-def _budget(study: Study, trials: list[Trial]) -> list[Content]:
-    """The stages that were trained for a variant with their steps, and the mean time that they took."""
+def _budget(trials: list[Trial]) -> list[Content]:
+    """The stages behind a variant's model with their steps, and the mean time that they took."""
     stages, seconds = "–", []
     for trial in trials:
         assert trial.record is not None, "its caller asked"
-        needed = stages_to_train(study, trial.variant)
+        needed = with_needed(trial.variant.recipe, {trial.variant.stage})
         used = [stage for stage in trial.record.stages if stage.numbers and stage.name in needed]
         stages = ", ".join(f"{stage.name} ({stage.step:,})" for stage in used) or stages
         seconds += [sum(stage.seconds for stage in used)] if used else []

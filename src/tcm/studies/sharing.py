@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,14 @@ class SharedStage:
 
 def stages_to_train(study: Study, variant: Variant) -> list[str]:
     """The stages of a variant that are needed to measure it, in order."""
-    names = {variant.stage, *variant.curves(study)}
-    while more := {other for name in names for other in needed_stages(variant.recipe, name)} - names:
-        names |= more
-    return [name for name in variant.recipe.stages if name in names]
+    return with_needed(variant.recipe, {variant.stage, *variant.curves(study)})
+
+
+def with_needed(recipe: Recipe, names: Set[str]) -> list[str]:
+    """These stages and all that they are trained from, in order."""
+    while more := {other for name in names for other in needed_stages(recipe, name)} - names:
+        names = names | more
+    return [name for name in recipe.stages if name in names]
 
 
 def shared_stages(study: Study, variants: Sequence[Variant]) -> dict[str, SharedStage]:

@@ -63,9 +63,11 @@ def main_table(results: StudyResults, labels: Sequence[str]) -> Table:
     The differences are left out where there are many measurements, which would make the table too wide.
     """
     reference, compares = results.study.compared_with, len(labels) <= MOST_COMPARED
-    heads = ["variant", "seeds"]
+    metric = results.metric(labels[0]).partition(", ")[0]
+    heads = ["variant" if compares else f"variant ({metric})", "seeds"]
     for label in labels:
-        heads.append(f"{results.metric(label)} {'↓' if lower_is_better(label) else '↑'}")
+        name = results.metric(label) if compares else label.partition(", ")[2]
+        heads.append(f"{name} {'↓' if lower_is_better(label) else '↑'}")
         heads += [f"against {reference}"] if compares else []
     rows = []
     for variant in results.study.variants:
