@@ -3,6 +3,8 @@
 import json
 import signal
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,16 @@ from tiny_study import Started, carry_out, overrides, write_study
 import tcm
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
+from tcm.foundation.progress import SentProgress
+from tcm.foundation.signals import StopRequest
+from tcm.recipes.decided import DECIDED_FILE, settled
+from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.report.records import read_run
-from tcm.studies.running import Part
+from tcm.studies.folders import noted_study, prepare, run_folder, stage_folder
+from tcm.studies.resolve import resolve_study
+from tcm.studies.running import Part, all_variants
+from tcm.studies.sharing import shared_stages
 from tcm.training.run import Run
 from tcm.training.starts import read_starts
 from tcm.weights import last_model
@@ -25,13 +34,13 @@ from tcm.weights import last_model
 pytestmark = pytest.mark.long
 
 VARIANTS = {
-    "t' = 1": [],
     "broken": ["truncated.frozen=./no-such-model"],
-    "t' = 0.5": ["truncated.t_prime=0.5"],
+    "t' = 1": [],
     "cannot be measured": {"overrides": [], "stage": "diffusion"},
+    "t' = 0.5": ["truncated.t_prime=0.5"],
     "stage 1": {"overrides": [], "stage": "consistency"},
 }
-FINE, FAILING = Part(1, 2), Part(2, 2)
+FAILING, FINE = Part(1, 2), Part(2, 2)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +75,7 @@ def test_stages_in_common_are_trained_once(done: Path) -> None:
 
 
 def test_a_failing_variant_stops_no_other(done: Path) -> None:
-    """Not even the stages that it has in common with others, although it comes first or second."""
+    """Not even the stages that it has in common with others, although it comes first."""
     runs, text = done / "out" / "runs" / "seed-0", (done / "out.log").read_text()
     assert {path.parent.name for path in runs.glob("*/failed.json")} == {"broken", "cannot-be-measured"}
     measuring = json.loads((runs / "cannot-be-measured" / "failed.json").read_text())
@@ -89,6 +98,29 @@ def test_a_variant_is_bit_identical_to_its_training_alone(done: Path, tmp_path: 
     assert sum("model.safetensors" in name for name in expected) == 3
     assert fingerprint(tmp_path / "shared") == expected
     assert (run / "recipe.toml").read_text() == (tmp_path / "alone" / "recipe.toml").read_text()
+
+
+def test_what_a_run_decides_by_itself_is_decided_alike(tmp_path: Path) -> None:
+    """A stage that ends when it is flat, and a t' that is chosen by it; here one process trains them all."""
+    words = [*overrides(12), "consistency.until_flat=true", "truncated.t_prime=auto"]
+    here = Processes(torch.device("cpu")), Console(quiet=True)
+    recipe, out = resolve("digits", words), tmp_path / "out"
+    assert Run(recipe, tmp_path / "alone", *here).train()
+    study = resolve_study(write_study(tmp_path / "study.toml", {"auto": words[-2:]}, steps=12))
+    (variant,) = all_variants(study)
+    stages = shared_stages(study, [variant])
+    prepare(study, [variant], stages.values(), out)
+    for stage in stages.values():
+        training = Run(stage.recipe, stage_folder(out, stage.key), *here)
+        assert training.train_only(stage.name, partial(SentProgress, lambda _: None), StopRequest(patient=True))
+    shared, alone = stage_folders(variant.recipe, run_folder(out, variant)), stage_folders(recipe, tmp_path / "alone")
+    decided = [name for name in shared if (shared[name] / DECIDED_FILE).exists()]
+    assert "truncated" in decided
+    for name in shared:
+        files = [f"model/{file}" for file in ("config.json", "model.safetensors")]
+        for file in [*files, DECIDED_FILE] if name in decided else files:
+            assert (shared[name] / file).read_bytes() == (alone[name] / file).read_bytes()
+    assert settled(variant.recipe, run_folder(out, variant)) == settled(recipe, tmp_path / "alone")
 
 
 def test_a_variants_folder_is_a_run(done: Path) -> None:
@@ -129,7 +161,25 @@ def test_two_parts_at_once_killed_and_resumed(done: Path, tmp_path: Path) -> Non
     assert {key: count for key, count in starts(out).items() if key[0] != "consistency"} == once_each
 
 
-def test_another_study_is_refused_but_more_seeds_are_not(done: Path, tmp_path: Path) -> None:
+def test_another_study_is_refused(done: Path, tmp_path: Path) -> None:
     other = write_study(tmp_path / "study.toml", {"t' = 1": []})
-    with pytest.raises(TcmError, match=r"out holds another study \(variants differs\); choose another --out"):
+    with pytest.raises(TcmError, match=r"out holds another study \(with other variants\); choose another --out"):
         carry_out(other, done / "out")
+    renamed = write_study(tmp_path / "renamed.toml", VARIANTS)
+    with pytest.raises(TcmError, match=r"out holds another study \(study\); choose another --out"):
+        carry_out(renamed, done / "out")
+
+
+def test_seeds_may_be_added(tmp_path: Path) -> None:
+    """What was noted for the first seed stays as it is; a recipe that has changed since is refused."""
+    study = resolve_study(write_study(tmp_path / "study.toml", {"t' = 1": []}, seeds=(3,)))
+    for seeds in ((3,), (5, 3), (4,)):
+        more = study.model_copy(update={"seeds": seeds})
+        variants = all_variants(more)
+        prepare(more, variants, shared_stages(more, variants).values(), tmp_path / "out")
+    assert noted_study(tmp_path / "out").seeds == (3, 5, 4)
+    assert sorted(path.parent.name for path in tmp_path.glob("out/runs/*/t-1")) == ["seed-3", "seed-4", "seed-5"]
+    assert len(list(tmp_path.glob("out/stages/*/recipe.toml"))) == 3 * 3
+    other = [replace(one, recipe=one.recipe.model_copy(update={"sigma_data": 0.5})) for one in variants]
+    with pytest.raises(TcmError, match=r"another recipe \(sigma_data: 0.75 → 0.5\); choose another --out"):
+        prepare(more, other, [], tmp_path / "out")

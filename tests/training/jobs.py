@@ -39,3 +39,8 @@ def crash(send: Send, stop: StopRequest) -> bool:
 def die(send: Send, stop: StopRequest) -> bool:
     os.kill(os.getpid(), signal.SIGKILL)
     return True
+
+
+def leave_a_file(folder: Path, worker: int) -> None:
+    """What a worker begins with."""
+    (folder / f"begun-{worker}").touch()

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import crash, die, fail, note, work_until_stopped
+from jobs import crash, die, fail, leave_a_file, note, work_until_stopped
 from launching import Launcher, fingerprint, lines
 
 from tcm.foundation.errors import TcmError
@@ -57,6 +57,26 @@ def test_a_failure_stops_the_others_and_is_raised(tmp_path: Path) -> None:
         side_by_side(jobs, 2, never(), print)
     assert (tmp_path / "stopped").read_text() == "another job failed"
     assert not (tmp_path / "late").exists()
+
+
+def test_with_somebody_who_hears_of_failures_the_others_are_carried_out(tmp_path: Path) -> None:
+    """Also by the worker that takes the number of one that died."""
+    jobs = [
+        Job("dying", die),
+        Job("crashing", crash),
+        Job("after one that failed", partial(note, tmp_path, "late"), frozenset({"dying"})),
+        Job("fine", partial(note, tmp_path, "fine")),
+    ]
+    failures: dict[str, str] = {}
+
+    def hear_of(job: Job, error: Exception) -> None:
+        failures[job.name] = str(error)
+
+    begin = partial(leave_a_file, tmp_path)
+    assert side_by_side(jobs, 1, never(), lambda _: None, begin, hear_of) == {"fine"}
+    assert "exit code -9" in failures["dying"]
+    assert "ZeroDivisionError" in failures["crashing"]
+    assert (tmp_path / "fine").read_text() == "begun-0"
 
 
 def test_a_request_to_stop_reaches_the_workers(tmp_path: Path) -> None:

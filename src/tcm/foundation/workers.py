@@ -151,10 +151,9 @@ class _Worker:
 
 def _serve(connection: Connection, number: int, begin: Begin) -> None:
     """The life of a worker: one job after another."""
-    for (
-        number
-    ) in STOP_SIGNALS:  # Ctrl-C reaches all processes of a terminal; this one hears from the one that started it
-        signal.signal(number, signal.SIG_IGN)
+    for wanted in STOP_SIGNALS:
+        # Ctrl-C reaches all processes of a terminal; this one hears from the one that started it.
+        signal.signal(wanted, signal.SIG_IGN)
     stop, jobs = StopRequest(patient=True), SimpleQueue[Job]()
     Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
     begin(number)

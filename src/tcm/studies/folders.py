@@ -97,10 +97,8 @@ def _note_study(study: Study, out: Path) -> None:
         given = study.model_copy(update={"seeds": noted.seeds})
         if given != noted:
             keys = [key for key in Study.model_fields if getattr(given, key) != getattr(noted, key)]
-            raise TcmError(
-                f"{out} holds another study ({', '.join(keys)} {'differ' if len(keys) > 1 else 'differs'}); choose "
-                "another --out"
-            )
+            what = noted.name if "name" in keys else f"with other {', '.join(keys)}"
+            raise TcmError(f"{out} holds another study ({what}); choose another --out")
         study = noted.model_copy(update={"seeds": seeds})
     _write(out / STUDY_FILE, study_to_toml(study))
 
