@@ -171,13 +171,15 @@ def test_another_study_is_refused(done: Path, tmp_path: Path) -> None:
 
 
 def test_seeds_may_be_added(tmp_path: Path) -> None:
-    """What was noted for the first seed stays as it is; a recipe that has changed since is refused."""
+    """And the words of a study may change, but not a recipe."""
     study = resolve_study(write_study(tmp_path / "study.toml", {"t' = 1": []}, seeds=(3,)))
     for seeds in ((3,), (5, 3), (4,)):
         more = study.model_copy(update={"seeds": seeds})
         variants = all_variants(more)
         prepare(more, variants, shared_stages(more, variants).values(), tmp_path / "out")
-    assert noted_study(tmp_path / "out").seeds == (3, 5, 4)
+        study = study.model_copy(update={"claim": "Other words."})
+    noted = noted_study(tmp_path / "out")
+    assert (noted.seeds, noted.claim) == ((3, 5, 4), "Other words.")
     assert sorted(path.parent.name for path in tmp_path.glob("out/runs/*/t-1")) == ["seed-3", "seed-4", "seed-5"]
     assert len(list(tmp_path.glob("out/stages/*/recipe.toml"))) == 3 * 3
     other = [replace(one, recipe=one.recipe.model_copy(update={"sigma_data": 0.5})) for one in variants]

@@ -24,6 +24,8 @@ FAILED_FILE = "failed.json"
 """In a variant's folder: the stage that failed, and its error."""
 MEASURED_FILE = "measured"
 """In a variant's folder: all its scores are there."""
+DECISIVE = ("name", "base", "overrides", "variants", "measure")
+"""The keys of a study that decide its results; the others, but for the seeds, only say what to make of them."""
 MEASURING = "measuring"
 """What failed if no stage did."""
 
@@ -75,7 +77,7 @@ def note_failure(run: Path, failure: Failure | None) -> None:
 def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedStage], out: Path) -> None:
     """Note what the study is, and for each variant and stage its recipe and where the stages of that are.
 
-    Refuses another study than the one that the folder holds, but for more seeds.
+    Refuses another study than the one that the folder holds; more seeds and other words are taken over.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -93,13 +95,11 @@ def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedSt
 def _note_study(study: Study, out: Path) -> None:
     if (out / STUDY_FILE).exists():
         noted = noted_study(out)
-        seeds = tuple(dict.fromkeys([*noted.seeds, *study.seeds]))
-        given = study.model_copy(update={"seeds": noted.seeds})
-        if given != noted:
-            keys = [key for key in Study.model_fields if getattr(given, key) != getattr(noted, key)]
-            what = noted.name if "name" in keys else f"with other {', '.join(keys)}"
+        if other := [key for key in DECISIVE if getattr(study, key) != getattr(noted, key)]:
+            what = noted.name if "name" in other else f"with other {', '.join(other)}"
             raise TcmError(f"{out} holds another study ({what}); choose another --out")
-        study = noted.model_copy(update={"seeds": seeds})
+        seeds = tuple(dict.fromkeys([*noted.seeds, *study.seeds]))
+        study = study.model_copy(update={"seeds": seeds})
     _write(out / STUDY_FILE, study_to_toml(study))
 
 
