@@ -63,8 +63,8 @@ def test_memory_decides_about_micro_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_fills_its_budget_and_its_file_is_its_recipe(tmp_path: Path) -> None:
-    plan = planner(images(64, 1, 8, 8, classes=2), 120.0).plan(lambda text: None)
-    assert 0.8 * 120 < sum(plan.seconds.values()) <= 120
+    plan = planner(images(64, 1, 8, 8, classes=2), 1200.0).plan(lambda text: None)
+    assert 0.8 * 1200 < sum(plan.seconds.values()) <= 1200
     file = tmp_path / "planned.toml"
     file.write_text(plan.toml())
     assert differences(resolve(str(file)), plan.recipe) == []
@@ -72,8 +72,8 @@ def test_a_plan_fills_its_budget_and_its_file_is_its_recipe(tmp_path: Path) -> N
 
 
 def test_a_budget_that_is_too_small_says_what_is_enough() -> None:
-    with pytest.raises(TcmError, match=r"--budget=0\.0167m has time for \d+ steps .* give \d+m"):
-        planner(images(64, 1, 8, 8), 1.0).plan(lambda text: None)
+    with pytest.raises(TcmError, match=r"--budget=0\.000167m has time for \d+ steps .* give \d+m"):
+        planner(images(64, 1, 8, 8), 0.01).plan(lambda text: None)
 
 
 @pytest.mark.parametrize("text", ["", "h", "2", "2 days", "0m", "-1h", "1m2h"])
@@ -102,11 +102,11 @@ def tcm(folder: Path, *words: str) -> tuple[int, str]:
     return Launcher(folder, inside=folder).run(*words)
 
 
-@pytest.mark.long
+@pytest.mark.long  # an hour, so that a slow machine, busy with other tests, has a plan too
 def test_from_a_folder_of_photographs_to_samples(photos: Path) -> None:
     folder = photos.parent
     short = [f"{stage}.{word}" for stage in rules.SHARES for word in ("steps=2", "batch=8", "sample_every=0")]
-    code, text = tcm(folder, "train", "photos", "--budget", "5m", "diffusion.warmup=0", *short)
+    code, text = tcm(folder, "train", "photos", "--budget", "1h", "diffusion.warmup=0", *short)
     assert code == 0, text
     assert "broken.png" in text
     assert resolve(str(folder / "runs" / "photos" / "recipe.toml")).classes == 2
@@ -119,10 +119,10 @@ def test_from_a_folder_of_photographs_to_samples(photos: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     np.savez(tmp_path / "small.npz", images=images(32, 1, 4, 4).pixels(np.arange(32)))
-    code, text = tcm(tmp_path, "plan", "small.npz", "--budget", "5m", "--json")
+    code, text = tcm(tmp_path, "plan", "small.npz", "--budget", "20m", "--json")
     assert code == 0, text
     plan = json.loads(text.splitlines()[-1])
-    assert sum(plan["seconds"].values()) <= 300
+    assert sum(plan["seconds"].values()) <= 1200
     recipe = resolve(str(tmp_path / "recipe.toml"))
     assert (recipe.conditional, recipe.image_shape) == (False, (1, 4, 4))
     code, text = tcm(tmp_path, "plan", "small.npz")
