@@ -186,7 +186,7 @@ def test_which_texts_are_dropped_does_not_depend_on_the_kind_of_condition() -> N
             row == null_row(condition)
             for row in rows(
                 Diffusion(label_dropout=0.5)
-                .draw(models, Batch.whole(torch.zeros(64, *SHAPE), condition), SampleStreams(range(64)))
+                .draw(models, Batch.whole(torch.zeros(64, *SHAPE), condition), 0, SampleStreams(range(64)))
                 .condition
             )
         ]

@@ -215,7 +215,7 @@ def test_every_sample_has_one_mask_in_student_and_target() -> None:
     models = {"student": Denoiser(student, SHAPE), "frozen": Denoiser(frozen, SHAPE)}
     batch = Batch.whole(torch.zeros(64, *SHAPE))
     objective = TruncatedConsistency(STAGE_2.times, Pairs(proportional(0.1)))
-    draw = objective.draw(models, batch, SampleStreams(range(64)))
+    draw = objective.draw(models, batch, 0, SampleStreams(range(64)))
     objective.loss_at(models, batch, 0, draw)
     r = draw.t - objective.pairs.curriculum.delta(draw.t, 0)
     for network, gradient, rows, time in (
@@ -264,7 +264,7 @@ def test_shared_masks_make_neighbours_agree(config) -> None:
     pairs = Pairs(Curriculum(d=0, limit=1 - 1e-6), SquaredL2(), uniform)
     objective = TruncatedConsistency(STAGE_2.times, pairs)
     batch = Batch.whole(torch.rand(16, 1, 8, 8) * 2 - 1)
-    draw = objective.draw(models, batch, SampleStreams(range(16)))
+    draw = objective.draw(models, batch, 0, SampleStreams(range(16)))
     shared = objective.loss_at(models, batch, 0, draw).weighted
     x_t, others = batch.x + draw.t[:, None, None, None].float() * draw.eps, SampleStreams(range(50, 66))
     with torch.no_grad():
@@ -396,7 +396,7 @@ def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:
     f = Exact(gaussian_denoiser(S), SHAPE)
     f.uncertainty = Uncertainty(16)
     batch, streams = Batch.whole(torch.zeros(4, *SHAPE)), SampleStreams(range(4))
-    draw = Diffusion().draw({"student": f}, batch, streams)
+    draw = Diffusion().draw({"student": f}, batch, 0, streams)
     losses = Diffusion().loss_at({"student": f}, batch, 0, draw)
     x_t = draw.t.float()[:, None, None, None] * draw.eps
     plain = f(x_t, draw.t).square().mean((1, 2, 3)) / c_out(draw.t, 0.5).float() ** 2
@@ -411,7 +411,7 @@ def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
     before = torch.arange(2000) % 7
     batch = Batch.whole(torch.zeros(2000, 1, 1, 1), Labels(before))
     models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    labels = Diffusion(label_dropout=0.3).draw(models, batch, SampleStreams(range(2000))).condition.index
+    labels = Diffusion(label_dropout=0.3).draw(models, batch, 0, SampleStreams(range(2000))).condition.index
     gone = labels == -1
     assert float(gone.float().mean()) == pytest.approx(0.3, abs=0.04)
     assert torch.equal(labels[~gone], before[~gone])
@@ -420,7 +420,7 @@ def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
 def test_weights_of_diffusion_do_not_change_with_label_dropout_off() -> None:
     batch = Batch.whole(torch.zeros(5, 1, 1, 1), Labels(torch.arange(5)))
     models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    assert Diffusion().draw(models, batch, SampleStreams(range(5))).condition is batch.condition
+    assert Diffusion().draw(models, batch, 0, SampleStreams(range(5))).condition is batch.condition
 
 
 @given(st.integers(2, 3000), st.floats(0.001, 0.999))

@@ -51,7 +51,7 @@ def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
     for number, rows in product(range(BATCHES), range(6)):
         loaded = fit.batches.at(number)
         x, micro = to_float(loaded.images)[rows::6], [one for one, _ in trainer.micro_batches(loaded, 6)][rows]
-        draw = objective.draw(trainer.models, micro, trainer.streams(step, micro))
+        draw = objective.draw(trainer.models, micro, step, trainer.streams(step, micro))
         r = draw.t - objective.pairs.curriculum.delta(draw.t, step)
         found = []
         for half in (False, True):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
+from tcm.method.objectives import Trajectory
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
@@ -155,6 +156,10 @@ class Dataset(ABC):
     def pixels(self, indices: Indices) -> Pixels:
         """Return the images at valid `indices` as uint8 [n, C, H, W]."""
 
+    def trajectory(self, indices: Indices) -> Trajectory | None:
+        """Return stored points of the trajectories that end at these images, if there are any."""
+        return None
+
     def read(self, indices: Indices) -> tuple[Pixels, Condition | None]:
         """Return the images (uint8 [n, C, H, W]) at `indices` and their condition, if they have one, in that order."""
         indices = np.asarray(indices, dtype=np.int64)
@@ -175,7 +180,7 @@ class Dataset(ABC):
         return None
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of count, shape, decoded pixels and annotations: the same for every way of storing them.
+        """Return the SHA-256 of count, shape, decoded pixels, annotations and trajectories, however they are stored.
 
         This reads every image; `tcm.data.hashing` remembers the result.
         """
@@ -184,6 +189,11 @@ class Dataset(ABC):
             digest.update(np.ascontiguousarray(images).data)
         if self.annotations is not None:
             digest.update(self.annotations.content())
+        for start in range(0, self.count, 4096):
+            trajectory = self.trajectory(np.arange(start, min(start + 4096, self.count)))
+            if trajectory is None:
+                break
+            digest.update(trajectory.points.numpy().tobytes() + trajectory.t.numpy().tobytes())
         return digest.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from tcm.data.dataset import Dataset, Indices, Pixels
 from tcm.data.order import check_seed, flips, global_batch, rank_indices
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition
+from tcm.method.objectives import Trajectory
 
 Resume = dict[str, Any]
 """A position in a stream, JSON-able."""
@@ -32,6 +33,8 @@ class LoadedBatch:
     index: Tensor
     """int64 [b]: the index of each of these images in the whole batch: what randomness may depend on."""
     step: int
+    trajectory: Trajectory | None = None
+    """What the data set has of the trajectories that end at the images; on the CPU."""
     resume: Resume | None = None
     """For streams: this process's part of the position after this batch. The parts of all processes, united, are what
     `starting_at` resumes from."""
@@ -97,16 +100,16 @@ def as_batch(
     mirrored: np.ndarray[Any, np.dtype[np.bool_]] | None,
     index: Indices,
     step: int,
+    trajectory: Trajectory | None = None,
 ) -> LoadedBatch:
-    """Mirror the chosen images and wrap the arrays as tensors."""
+    """Mirror the chosen images, with the trajectories that lead to them, and wrap the arrays as tensors."""
     if mirrored is not None:
         images = np.where(mirrored[:, None, None, None], images[..., ::-1], images)
-    return LoadedBatch(
-        torch.from_numpy(np.ascontiguousarray(images)),
-        condition,
-        torch.from_numpy(index),
-        step,
-    )
+        if trajectory is not None:
+            turned = torch.from_numpy(mirrored)[:, None, None, None, None]
+            trajectory = replace(trajectory, points=torch.where(turned, trajectory.points.flip(-1), trajectory.points))
+    pixels = torch.from_numpy(np.ascontiguousarray(images))
+    return LoadedBatch(pixels, condition, torch.from_numpy(index), step, trajectory)
 
 
 class _Steps(TorchDataset[LoadedBatch | TcmError]):
@@ -123,10 +126,11 @@ class _Steps(TorchDataset[LoadedBatch | TcmError]):
         try:
             indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._index]
             images, condition = self._dataset.read(indices)
+            trajectory = self._dataset.trajectory(indices)
         except TcmError as error:
             return error
         mirrored = flips(self._seed, step, self._index) if self._flip else None
-        return as_batch(images, condition, mirrored, self._index, step)
+        return as_batch(images, condition, mirrored, self._index, step, trajectory)
 
 
 def _result(loaded: LoadedBatch | TcmError) -> LoadedBatch:

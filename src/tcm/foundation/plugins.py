@@ -65,9 +65,18 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
         raise (KeyInTable if within else TcmError)(problem) from error
 
 
-def reader_of(ours: Mapping[str, type], base: type, group: str) -> Callable[[object], object]:
-    """A validator that reads a table by its `kind`: one of ours, an entry point of `group`, or `module:Class`."""
-    return lambda table: read_table(table, "kind", lambda kind: find_class("kind", kind, ours, base, group))
+def reader_of(ours: Mapping[str, type], base: type, group: str, usual: str | None = None) -> Callable[[object], object]:
+    """A validator that reads a table by its `kind`: one of ours, an entry point of `group`, or `module:Class`.
+
+    A table that has no `kind` is of the `usual` one.
+    """
+
+    def read(table: object) -> object:
+        if usual is not None and isinstance(table, dict):
+            table = {"kind": usual} | table
+        return read_table(table, "kind", lambda kind: find_class("kind", kind, ours, base, group))
+
+    return read
 
 
 def _imported(key: str, name: str, module: str, attribute: str) -> object:

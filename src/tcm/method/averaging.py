@@ -1,5 +1,6 @@
 """Averages of the weights over the course of training: constant and power-function EMA. TCM App. F; EDM2 Sec. 3."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,16 @@ from torch import Tensor, nn
 from tcm.foundation.errors import TcmError
 
 
+class Decay(ABC):
+    """β_i, how much of itself an average keeps at iteration i; a frozen dataclass."""
+
+    @abstractmethod
+    def beta(self, iteration: int) -> float:
+        """β at iteration i = 1, 2, …."""
+
+
 @dataclass(frozen=True)
-class ConstantDecay:
+class ConstantDecay(Decay):
     """β_i = decay."""
 
     decay: float = 0.9999
@@ -21,12 +30,11 @@ class ConstantDecay:
             raise TcmError(f"decay={self.decay:g} must be at least 0 and below 1")
 
     def beta(self, iteration: int) -> float:
-        """β at iteration i = 1, 2, …."""
         return self.decay
 
 
 @dataclass(frozen=True)
-class PowerDecay:
+class PowerDecay(Decay):
     """β_i = (1 − 1/i)^(γ + 1): the average forgets in proportion to the training's length.
 
     >>> PowerDecay(6.94).beta(1)
@@ -41,11 +49,7 @@ class PowerDecay:
             raise TcmError(f"gamma={self.gamma:g} must be above 0; 6.94 is a relative width of 0.10")
 
     def beta(self, iteration: int) -> float:
-        """β at iteration i = 1, 2, …."""
         return (1 - 1 / iteration) ** (self.gamma + 1)
-
-
-Decay = ConstantDecay | PowerDecay
 
 
 @torch.no_grad()

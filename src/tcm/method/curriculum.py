@@ -1,8 +1,10 @@
 """Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. F."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +16,34 @@ SMALLEST_R = 1e-6
 
 
 @dataclass(frozen=True)
-class Curriculum:
+class Spacing(ABC):
+    """How far apart the times t and r = t − Δ_t of a pair are. A frozen dataclass; in recipes its `kind` names it."""
+
+    @abstractmethod
+    def delta(self, t: Tensor, step: int) -> Tensor:
+        """Δ_t in (0, t), for times t (float64, on the CPU)."""
+
+    def earliest(self, t: float) -> float:
+        """The lowest r = t − Δ_t of any step; by default that of the first.
+
+        >>> Curriculum(d=0, limit=0.9, k=0.0).earliest(1.0)
+        0.9
+        """
+        t_ = torch.tensor(t, dtype=torch.float64)
+        return float(t_ - self.delta(t_, step=0))
+
+    @property
+    def length(self) -> int:
+        """The first step from which Δ_t no longer changes."""
+        return 0
+
+    def schedule(self, step: int) -> dict[str, float]:
+        """What changes over the steps, by name: for metrics and figures."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Curriculum(Spacing):
     """ratio(i) = min(1 − 1/q^⌈i/d⌉, limit) at iteration i = 1, 2, …; Δ_t = t (1 − ratio) (1 + k sigmoid(−t)).
 
     The paper prints max where a cap is meant. A stage that holds the limit from its first step has d = 0.
@@ -30,6 +59,7 @@ class Curriculum:
     d: int = 25_000
     limit: float = 0.999
     k: float = 8.0
+    kind: Literal["ratio"] = field(default="ratio", repr=False)
 
     def __post_init__(self) -> None:
         if not (self.q > 1 and self.d >= 0 and 0 < self.limit < 1 and self.k >= 0):
@@ -49,14 +79,9 @@ class Curriculum:
         """
         return next(step for step in count(0, max(self.d, 1)) if self.ratio(step) == self.limit)
 
-    def earliest(self, t: float) -> float:
-        """The lowest r = t − Δ_t of any step.
-
-        >>> Curriculum(d=0, limit=0.9, k=0.0).earliest(1.0)
-        0.9
-        """
-        t_ = torch.tensor(t, dtype=torch.float64)
-        return float(t_ - self.delta(t_, step=0))
+    def schedule(self, step: int) -> dict[str, float]:
+        """The ratio r/t of a pair's times, for large t."""
+        return {"ratio": self.ratio(step)}
 
     def delta(self, t: Tensor, step: int) -> Tensor:
         """Δ_t in (0, t): so that r = t − Δ_t stays above 1e-6."""

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod, sqrt
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +98,60 @@ def c_noise(t: Tensor) -> Tensor:
     return t.log() / 4
 
 
+@dataclass(frozen=True)
+class Preconditioning:
+    """How f is made of F. A frozen dataclass; in recipes and model cards its `kind` names it.
+
+    Here are EDM's functions, TCM App. F; a subclass replaces those in which it differs.
+    """
+
+    def c_skip(self, t: Tensor, sigma_data: float) -> Tensor:
+        return c_skip(t, sigma_data)
+
+    def c_out(self, t: Tensor, sigma_data: float) -> Tensor:
+        return c_out(t, sigma_data)
+
+    def c_in(self, t: Tensor, sigma_data: float) -> Tensor:
+        return c_in(t, sigma_data)
+
+    def c_noise(self, t: Tensor, sigma_data: float) -> Tensor:
+        return c_noise(t)
+
+
+@dataclass(frozen=True)
+class EDM(Preconditioning):
+    """EDM's: f is the identity at t = 0."""
+
+    kind: Literal["edm"] = "edm"
+
+
+@dataclass(frozen=True)
+class Shifted(Preconditioning):
+    """CM's: f is the identity at t = ε, by c_skip(t) = σ² / (σ² + (t − ε)²), c_out(t) = (t − ε) σ / √(σ² + t²).
+
+    >>> cm, epsilon = Shifted(0.002), torch.tensor(0.002)
+    >>> float(cm.c_skip(epsilon, 0.5)), float(cm.c_out(epsilon, 0.5))
+    (1.0, 0.0)
+    """
+
+    epsilon: float = 0.002
+    kind: Literal["shifted"] = "shifted"
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise TcmError(f"epsilon={self.epsilon:g}, the time at which f is the identity, must be at least 0")
+
+    def c_skip(self, t: Tensor, sigma_data: float) -> Tensor:
+        return c_skip(t - self.epsilon, sigma_data)
+
+    def c_out(self, t: Tensor, sigma_data: float) -> Tensor:
+        return (t - self.epsilon) * sigma_data * c_in(t, sigma_data)
+
+
+USUAL = EDM()
+PRECONDITIONINGS: dict[str, type[Preconditioning]] = {"edm": EDM, "shifted": Shifted}
+
+
 def column(t: Tensor, like: Tensor) -> Tensor:
     """t (B,), shaped to multiply images `like` (B, C, H, W), on their device."""
     return to_device(t.to(like.dtype), like.device)[:, None, None, None]
@@ -118,6 +174,7 @@ class Denoiser(nn.Module):
         t_min: float = 0.002,
         t_max: float = 80.0,
         uncertainty: Uncertainty | None = None,
+        preconditioning: Preconditioning = USUAL,
     ) -> None:
         super().__init__()
         self.network = network
@@ -127,13 +184,15 @@ class Denoiser(nn.Module):
         self.t_min = t_min
         self.t_max = t_max
         self.uncertainty = uncertainty
+        self.preconditioning = preconditioning
         self.eval()
 
     def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
         """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""
         x = x.float()
         # One copy to the device for all that is computed from t.
-        scales = torch.stack([c(t, self.sigma_data) for c in (c_in, c_skip, c_out)] + [c_noise(t)])
+        made = self.preconditioning
+        scales = torch.stack([c(t, self.sigma_data) for c in (made.c_in, made.c_skip, made.c_out, made.c_noise)])
         scale_in, scale_skip, scale_out, noise = to_device(scales.to(x.dtype), x.device)[..., None, None, None]
         F_x = self.network(scale_in * x, noise.flatten(), condition, masks).float()
         return scale_skip * x + scale_out * F_x

@@ -31,6 +31,10 @@ class TimeDistribution(ABC):
     def within(self, low: float, high: float) -> Self:
         """The same distribution on [low, high], unless it has its own bounds."""
 
+    def at(self, step: int) -> Self:
+        """The distribution at a step of training; one that does not change is itself."""
+        return self
+
     def in_units_of(self, unit: float) -> Self:
         """The distribution of unit · t, but for bounds that it has; one that has no such scale stays as it is."""
         return self

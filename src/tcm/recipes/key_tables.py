@@ -11,7 +11,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tcm.method.conditions import CONDITION_KINDS, ConditionKind
+from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import Distance
+from tcm.method.preconditioning import PRECONDITIONINGS, Preconditioning
 from tcm.method.times import TimeDistribution
 from tcm.networks import NETWORKS
 from tcm.recipes.resolve import TAGS, toml_value
@@ -25,6 +27,8 @@ NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 CHOICES: dict[Any, list[type]] = {
     ConditionKind: [*CONDITION_KINDS.values()],
     Distance: [*DISTANCES.values()],
+    Preconditioning: [*PRECONDITIONINGS.values()],
+    Spacing: [Curriculum],
     TimeDistribution: [*TIMES.values()],
 }
 """Our own classes for keys that take any class."""

@@ -49,7 +49,7 @@ def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if shortened := shortened_warmups(_stages(tree), _stages(given)):
         given = _merge(given, {"stages": shortened})
     tree = _in_order(_merge(tree, given), "overrides")
-    return recipe_of(tree, str(name_or_path))
+    return recipe_of(_in_rounds(tree, str(name_or_path)), str(name_or_path))
 
 
 def recipe_of(tree: Tree, source: str) -> Recipe:
@@ -241,6 +241,27 @@ def _in_order(tree: Tree, source: str) -> Tree:
             raise TcmError(f"{source}: order names the unknown stage {name!r}; the stages are {', '.join(stages)}")
     rest = {key: value for key, value in tree.items() if key != "order"}
     return rest | {"stages": {name: stages[name] for name in order}}
+
+
+def _in_rounds(tree: Tree, source: str) -> Tree:
+    """The table with each stage that has `rounds` as so many stages in a row, NAME-1, NAME-2, and so on."""
+    stages: Tree = {}
+    for name, table in _stages(tree).items():
+        rounds = table.get("rounds") if isinstance(table, Mapping) else None
+        if rounds is None:
+            parts = {name: table}
+        elif isinstance(rounds, list) and rounds and all(isinstance(own, Mapping) for own in rounds):
+            shared = {key: value for key, value in table.items() if key != "rounds"}
+            parts = {f"{name}-{number}": _merge(shared, own) for number, own in enumerate(rounds, 1)}
+        else:
+            raise TcmError(
+                f"{source}: {name}.rounds={rounds!r} must be a list with a table of its own keys for each round, such "
+                "as [{ steps = 500 }, {}]"
+            )
+        if twice := stages.keys() & parts.keys():
+            raise TcmError(f"{source}: there are two stages {min(twice)!r}, one of them a round; rename one")
+        stages |= parts
+    return tree | {"stages": stages} if stages else tree
 
 
 def with_nulls(value: object) -> object:

@@ -13,7 +13,6 @@ from tcm.foundation.devices import peak_memory
 from tcm.foundation.errors import TcmError
 from tcm.foundation.progress import StageProgress
 from tcm.foundation.signals import StopRequest
-from tcm.method.preconditioning import c_skip
 from tcm.recipes.decided import note_decision
 from tcm.recipes.stages.base import Decision
 from tcm.recipes.stages.flattening import Curves, is_flat
@@ -237,7 +236,7 @@ class StageLoop:
         found, of_data = Variation.of(images), Variation.of(to_float(loaded.images))
         self._write({"step": step, "spread": found.spread, "spread_of_data": of_data.spread})
         T = torch.tensor(self.card.t_max)
-        of_noise = float(c_skip(T, self.card.sigma_data) * T)
+        of_noise = float(self.card.preconditioning.c_skip(T, self.card.sigma_data) * T)
         model = Model(self.trainer.student, self.card)
         if model.sampler.generates_at_once and found.spread < of_noise + COLLAPSE * of_data.spread:
             remedy = self.trainer.stage.collapse_remedy

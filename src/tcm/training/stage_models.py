@@ -139,6 +139,7 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
         "image_shape": image_shape,
         "condition": condition,
         "sigma_data": recipe.sigma_data,
+        "preconditioning": recipe.preconditioning,
         "t_min": t_min,
         "t_max": t_max,
         "provenance": Provenance(recipe=recipe.name, stage=name, step=stage.steps),
@@ -171,7 +172,8 @@ def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: Mode
     if key != "student":
         t_min, t_max = stage.span(recipe)
         fields |= {"t_min": t_min, "t_max": t_max}
-        fields |= {} if given is None else {"kind": given.kind, "sampler": given.sampler}
+        if given is not None:
+            fields |= {"kind": given.kind, "sampler": given.sampler, "preconditioning": given.preconditioning}
         fields |= _said(role)
     return card.model_copy(update=fields)
 

@@ -141,7 +141,8 @@ class Trainer:
             known = loaded.condition if self.student.condition is not None else None
             condition = None if known is None else known.select(rows).to(device)
             x = to_float(to_device(loaded.images[rows], device))
-            yield Batch(x, condition, loaded.index[rows], self.stage.batch), part == parts - 1
+            stored = None if loaded.trajectory is None else loaded.trajectory.select(rows).to(device)
+            yield Batch(x, condition, loaded.index[rows], self.stage.batch, stored), part == parts - 1
 
     def streams(self, step: int, batch: Batch, turn: str = "student") -> SampleStreams:
         """The random numbers of these samples at a step."""

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import written_aside
+from tcm.method.preconditioning import USUAL
 from tcm.networks.layers import class_count
 from tcm.weights.edm_names import to_reference
 from tcm.weights.exported_origin import ORIGIN_KEY, origin_of
@@ -40,6 +41,8 @@ def reference_arguments(card: ModelCard) -> dict[str, object]:
     channels, height, width = card.image_shape
     if height != width:
         raise TcmError(f"image_shape={card.image_shape} is not square, but the reference supports only square images")
+    if card.preconditioning != USUAL:
+        raise TcmError(f"preconditioning={card.preconditioning} is not the reference's, which is {USUAL}")
     return {
         "img_resolution": height,
         "img_channels": channels,

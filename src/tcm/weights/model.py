@@ -28,7 +28,7 @@ from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import reader_of
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import CONDITION_KINDS, Condition, ConditionChoice, ConditionKind
-from tcm.method.preconditioning import Denoiser, Uncertainty
+from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Denoiser, Preconditioning, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
 from tcm.weights.tensors import check_tensors, load_tensors
@@ -45,6 +45,13 @@ AnyCondition = Annotated[
     SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.conditions"))
 ]
 """What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
+
+
+AnyPreconditioning = Annotated[
+    SerializeAsAny[Preconditioning],
+    BeforeValidator(reader_of(PRECONDITIONINGS, Preconditioning, "tcm.preconditionings")),
+]
+"""How f is made of the network, read in the same way; the entry points are those of `tcm.preconditionings`."""
 
 
 class Provenance(BaseModel):
@@ -75,6 +82,7 @@ class ModelCard(BaseModel):
     sigma_data: float = Field(default=0.5, gt=0)
     t_min: float = Field(default=0.002, gt=0)
     t_max: float = Field(default=80.0, gt=0)
+    preconditioning: AnyPreconditioning = Field(default=USUAL, description="how f is made of the network")
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")
     provenance: Provenance = Provenance()
@@ -129,6 +137,7 @@ class Model:
             t_min=card.t_min,
             t_max=card.t_max,
             uncertainty=Uncertainty(card.uncertainty) if card.uncertainty else None,
+            preconditioning=card.preconditioning,
         )
         return cls(denoiser, card)
 

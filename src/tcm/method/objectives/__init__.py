@@ -3,7 +3,7 @@
 Every objective keeps drawing (t, ε, masks) apart from computing with what was drawn (`loss_at`).
 """
 
-from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, Trajectory, draw
 from tcm.method.objectives.consistency import Consistency, Distillation, Pairs, f_trunc
 from tcm.method.objectives.diffusion import Diffusion
 from tcm.method.objectives.truncated import TruncatedConsistency
@@ -18,6 +18,7 @@ __all__ = [
     "Models",
     "Objective",
     "Pairs",
+    "Trajectory",
     "TruncatedConsistency",
     "draw",
     "f_trunc",

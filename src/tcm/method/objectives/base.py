@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tcm.foundation.devices import to_device
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
@@ -20,6 +21,25 @@ model D to distil from; a method may name others."""
 
 
 @dataclass(frozen=True)
+class Trajectory:
+    """Stored points x_{t_1}, …, x_{t_n} (B, n, C, H, W) of a teacher's trajectories, at their times t (n,).
+
+    The images themselves are where the trajectories end; for knowledge distillation the one point is the noise.
+    """
+
+    points: Tensor
+    t: Tensor
+
+    def select(self, rows: slice) -> "Trajectory":
+        """Those of some samples."""
+        return Trajectory(self.points[rows], self.t)
+
+    def to(self, device: torch.device) -> "Trajectory":
+        """The points on a device; times stay on the CPU."""
+        return Trajectory(to_device(self.points, device), self.t)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Images x in [−1, 1]: the whole global batch of B samples, or the share with these indices in it."""
 
@@ -27,6 +47,7 @@ class Batch:
     condition: Condition | None
     index: Tensor
     B: int
+    trajectory: Trajectory | None = None
 
     @staticmethod
     def whole(x: Tensor, condition: Condition | None = None) -> "Batch":

@@ -10,7 +10,7 @@ from torch import Tensor
 from tcm.foundation.devices import to_device
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.curriculum import Curriculum
+from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw, model_of
 from tcm.method.preconditioning import column
@@ -34,7 +34,7 @@ class Distillation:
 class Pairs:
     """How two neighbouring points of a trajectory are made and compared: all of Eq. 4 but ψ_t."""
 
-    curriculum: Curriculum = Curriculum()
+    curriculum: Spacing = Curriculum()
     distance: Distance = PseudoHuber(1e-8)
     weighting: Weighting = inverse_delta
     distillation: Distillation | None = None
@@ -88,11 +88,11 @@ class Consistency(Objective):
     pairs: Pairs = Pairs()
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        return self.loss_at(models, batch, step, self.draw(models, batch, streams))
+        return self.loss_at(models, batch, step, self.draw(models, batch, step, streams))
 
-    def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+    def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
         """t ~ ψ_t, ε ~ N(0, I), masks."""
-        return draw(self.times, models, batch, streams)
+        return draw(self.times.at(step), models, batch, streams)
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
         """The loss at given times and noise."""
@@ -101,8 +101,8 @@ class Consistency(Objective):
         return Losses(total, {"consistency": total.detach()}, weighted.detach(), draw.t)
 
     def schedule(self, step: int) -> dict[str, float]:
-        """The ratio r/t of a pair's times, for large t."""
-        return {"ratio": self.pairs.curriculum.ratio(step)}
+        """What the pairs change."""
+        return self.pairs.curriculum.schedule(step)
 
     def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:
         """The objective with its pairs' distance changed."""

@@ -6,7 +6,7 @@ from tcm.foundation.devices import to_device
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
-from tcm.method.preconditioning import c_noise, c_out, column
+from tcm.method.preconditioning import c_out, column
 from tcm.method.times import LogNormal, TimeDistribution
 
 
@@ -25,11 +25,11 @@ class Diffusion(Objective):
             raise TcmError(f"label_dropout={self.label_dropout:g} must be at least 0 and below 1; use 0 for none")
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        return self.loss_at(models, batch, step, self.draw(models, batch, streams))
+        return self.loss_at(models, batch, step, self.draw(models, batch, step, streams))
 
-    def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+    def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
         """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`, for guidance."""
-        drawn = draw(self.times, models, batch, streams)
+        drawn = draw(self.times.at(step), models, batch, streams)
         if batch.condition is None or self.label_dropout == 0:
             return drawn
         return replace(drawn, condition=batch.condition.keep(streams.uniform() >= self.label_dropout))
@@ -42,6 +42,6 @@ class Diffusion(Objective):
         weighted = error / to_device(c_out(draw.t, f.sigma_data).to(error.dtype), error.device) ** 2
         denoising = weighted.detach().sum() / batch.B
         if f.uncertainty is not None:
-            u = f.uncertainty(to_device(c_noise(draw.t).to(error.dtype), error.device))
+            u = f.uncertainty(to_device(f.preconditioning.c_noise(draw.t, f.sigma_data).to(error.dtype), error.device))
             weighted = weighted / u.exp() + u
         return Losses(weighted.sum() / batch.B, {"denoising": denoising}, weighted.detach(), draw.t)

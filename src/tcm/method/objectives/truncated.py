@@ -41,11 +41,11 @@ class TruncatedConsistency(Objective):
             raise TcmError(f"times.low={low:g} is below t_prime={self.t_prime:g}; use low={self.t_prime:g}")
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
-        return self.loss_at(models, batch, step, self.draw(models, batch, streams))
+        return self.loss_at(models, batch, step, self.draw(models, batch, step, streams))
 
-    def draw(self, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
+    def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
         """t = t' for the boundary samples, t ~ ψ̄_t for the others. TCM Eq. 7."""
-        drawn = draw(self.times, models, batch, streams)
+        drawn = draw(self.times.at(step), models, batch, streams)
         return replace(drawn, t=torch.where(self.is_boundary(batch), self.t_prime, drawn.t))
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
@@ -73,8 +73,8 @@ class TruncatedConsistency(Objective):
         return batch.index < self.boundary_count(batch.B)
 
     def schedule(self, step: int) -> dict[str, float]:
-        """The ratio r/t of a pair's times, for large t."""
-        return {"ratio": self.pairs.curriculum.ratio(step)}
+        """What the pairs change."""
+        return self.pairs.curriculum.schedule(step)
 
     def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:
         """The objective with its pairs' distance changed."""

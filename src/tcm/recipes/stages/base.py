@@ -13,12 +13,14 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import reader_of
 from tcm.method.averaging import PowerDecay
 from tcm.method.objectives import Objective
+from tcm.method.preconditioning import USUAL
 from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import AnyNetwork
 from tcm.recipes.stages.flattening import Curves
 from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
+from tcm.weights.model import AnyPreconditioning
 
 UNTIL_FLAT, AUTO = "until-flat", "auto"
 """Words for a number that the run decides."""
@@ -47,6 +49,10 @@ class Setting(Spec):
     sigma_data: Positive = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
     t_min: Positive = Field(default=0.002, description="lowest noise level")
     t_max: float = Field(default=80.0, gt=0, le=1e6, description="highest noise level T, where sampling begins")
+    preconditioning: AnyPreconditioning = Field(
+        default=USUAL,
+        description="how f is made of the network: EDM's way, or CM's, where f is the identity at epsilon",
+    )
     conditional: bool = Field(default=False, description="whether the network is given the data set's labels")
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"

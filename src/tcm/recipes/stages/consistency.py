@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from tcm.foundation.errors import KeyInTable, TcmError
 from tcm.foundation.plugins import reader_of
-from tcm.method.curriculum import Curriculum
+from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import WEIGHTINGS, Distance, PseudoHuber, SquaredL2, WeightingName
 from tcm.method.objectives import Consistency, Distillation, Pairs
 from tcm.method.sampling import HeunSampler
@@ -18,20 +18,22 @@ from tcm.recipes.stages.roles import Role, Rows
 DISTANCES: dict[str, type[Distance]] = {"pseudo_huber": PseudoHuber, "squared_l2": SquaredL2}
 AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DISTANCES, Distance, "tcm.distances"))]
 """A distance, read by its `kind`: ours, an entry point of `tcm.distances`, or `module:Class`."""
-
+RATIO = Curriculum.kind
+read_spacing = reader_of({RATIO: Curriculum}, Spacing, "tcm.spacings", usual=RATIO)
+AnySpacing = Annotated[SerializeAsAny[Spacing], BeforeValidator(read_spacing)]
+"""Δ_t, read in the same way; without a `kind`, the paper's."""
 
 # The names of the defaults of the method.
 _WEIGHTING = next(name for name, weighting in WEIGHTINGS.items() if weighting is Pairs.weighting)
 _SOLVER = next(name for name, step in SOLVERS.items() if step is Distillation.step)
 LONGEST = 4
 """`steps = "until-flat"` ends at the latest after this many times the curriculum's length."""
-_CURRICULUM = TypeAdapter(Curriculum)
 
 
 class PairsStage(Stage):
     """How neighbouring points of a trajectory are made and compared."""
 
-    curriculum: Curriculum = Field(default=Pairs.curriculum, description="Δ_t, the distance of a pair's times")
+    curriculum: AnySpacing = Field(default=Pairs.curriculum, description="Δ_t, the distance of a pair's times")
     distance: AnyDistance = Field(default=Pairs.distance, description="distance between the two outputs")
     weighting: WeightingName = Field(default=_WEIGHTING, description="weight of a pair: 1/Δ, 1/c_out² or 1")
     teacher: str | None = Field(
@@ -97,8 +99,10 @@ class ConsistencyStage(PairsStage):
         if table.get("steps") != UNTIL_FLAT:
             return table
         try:
-            curriculum = _CURRICULUM.validate_python(table.get("curriculum", {}))
-        except (ValidationError, TcmError):
+            curriculum = read_spacing(table.get("curriculum", {}))
+        except TcmError:
+            curriculum = None
+        if not isinstance(curriculum, Spacing):
             return table | {"steps": 1}  # the curriculum's own error is the one to show
         if curriculum.length == 0:
             raise KeyInTable(

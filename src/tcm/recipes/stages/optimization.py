@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from tcm.foundation.errors import TcmError
-from tcm.method.averaging import ConstantDecay, Decay
+from tcm.method.averaging import ConstantDecay, PowerDecay
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-AnyDecay = Annotated[Decay, Field(discriminator="kind")]
+AnyDecay = Annotated[ConstantDecay | PowerDecay, Field(discriminator="kind")]
 
 
 OnResume = Literal["free", "longer", "same content"]

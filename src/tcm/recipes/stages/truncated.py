@@ -1,32 +1,27 @@
 """Stage 2: truncated consistency on [t', T]."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from tcm.foundation.errors import TcmError
-from tcm.method.curriculum import Curriculum
+from tcm.method.curriculum import Spacing
 from tcm.method.objectives import TruncatedConsistency
 from tcm.method.sampling import ConsistencySampler
 from tcm.method.times import LogStudentT
 from tcm.recipes.stages.base import AUTO, Decision, Setting, Times
-from tcm.recipes.stages.consistency import PairsStage
+from tcm.recipes.stages.consistency import RATIO, PairsStage, read_spacing
 from tcm.recipes.stages.flattening import Curves, is_flat
-from tcm.recipes.stages.optimization import Spec
 from tcm.recipes.stages.roles import Role, Rows
-
-# pydantic accepts no config for a plain dataclass, and without one it ignores unknown keys.
-_CURRICULUM = TypeAdapter(Curriculum | None, config=Spec.model_config)
 
 
 def _at_its_limit(table: Any) -> Any:
     """A curriculum that leaves d out is at its limit throughout: what the paper does in stage 2."""
-    if not isinstance(table, dict):
-        return table
-    return _CURRICULUM.validate_json(json.dumps({"d": TruncatedConsistency.pairs.curriculum.d} | table), strict=True)
+    if isinstance(table, dict) and table.get("kind", RATIO) == RATIO:
+        table = {"d": 0} | table
+    return read_spacing(table)
 
 
 def _t_prime(value: object) -> object:
@@ -48,7 +43,7 @@ class TruncatedStage(PairsStage):
 
     objective: Literal["truncated"] = "truncated"
     times: Times = Field(default=LogStudentT(0.0, 0.2), description="distribution of the training times")
-    curriculum: Annotated[Curriculum, BeforeValidator(_at_its_limit)] = Field(
+    curriculum: Annotated[SerializeAsAny[Spacing], BeforeValidator(_at_its_limit)] = Field(
         default=TruncatedConsistency.pairs.curriculum,
         description="Δ_t, the distance of a pair's times; with d = 0 at its limit throughout",
     )
