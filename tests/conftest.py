@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered += short[:room]
         short = short[room:]
     items[:] = [*ordered, *short]
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread, as for each of several workers: how a sum is split among threads decides its last bits."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
 
 
 GOLDEN = Path(__file__).parent / "golden"

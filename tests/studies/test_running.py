@@ -87,7 +87,7 @@ def test_a_failing_variant_stops_no_other(done: Path) -> None:
     assert "variants: 3 done, 2 failed, 0 running, 0 waiting\n" in text
 
 
-def test_a_variant_is_bit_identical_to_its_training_alone(done: Path, tmp_path: Path) -> None:
+def test_a_variant_is_bit_identical_to_its_training_alone(done: Path, one_thread: None, tmp_path: Path) -> None:
     recipe = resolve("digits", [*overrides(), "truncated.t_prime=0.5", "seed=0"])
     assert Run(recipe, tmp_path / "alone", Processes(torch.device("cpu")), Console(quiet=True)).train()
     run = done / "out" / "runs" / "seed-0" / "t-0.5"

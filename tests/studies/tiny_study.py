@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+import torch
 from launching import STAGES, tiny
 from rich.console import Console
 
@@ -88,6 +89,9 @@ class Started:
 
 
 def _child(path: Path, out: Path, workers: int, part: Part | None) -> None:
+    # One thread, as where several workers share the machine, here and in what this process starts: the same bits.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere:
         outcome = run_study(resolve_study(path), out, measure, Console(file=nowhere), workers, part)
     os._exit(0 if outcome.finished and not outcome.failures else 1)

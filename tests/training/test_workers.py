@@ -120,9 +120,9 @@ def tiny_demo() -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose stages were trained in order, in one process."""
-    folder = tmp_path_factory.mktemp("one-by-one")
-    code, text = Launcher(folder).run("train", *tiny_demo(), "--run", str(folder / "run"))
+    """A run whose stages were trained in order, in one process with as many threads as a worker has."""
+    folder, one_thread = tmp_path_factory.mktemp("one-by-one"), {"OMP_NUM_THREADS": "1"}
+    code, text = Launcher(folder).run("train", *tiny_demo(), "--run", str(folder / "run"), environment=one_thread)
     assert code == 0, text
     return folder / "run"
 
