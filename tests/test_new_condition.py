@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,6 +34,9 @@ from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe, roles_of
+from tcm.report.drawing import observe_run
+from tcm.report.headline import headline_rows
+from tcm.report.records import read_run
 from tcm.training.adapting import adapted
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
@@ -168,7 +172,7 @@ def test_it_is_measured(run: Path) -> None:
     found = torch.cat(list(generate(model, range(80), Sampling(steps=1), 32, from_the_data)))
     assert int((found.int() - expected.int()).abs().max()) <= 1
     assert given[0].value != scores[0].value
-    assert given[0].sampling == "times 10, fp32, given conditions"
+    assert (given[0].sampling, given[0].conditions) == ("times 10, fp32", "given")
     with pytest.raises(TcmError, match="labels=1,1 and a condition cannot both be given"):
         next(generate(model, range(2), Sampling(choice="1,1"), 2, from_the_data))
     with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, but the data has labels that do not fit"):
@@ -210,3 +214,22 @@ def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert caption in page
     assert "cannot be opened" not in page
     assert "nearest by pixels" in page
+
+
+def test_scores_under_the_data_s_conditions_are_in_the_headline(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model measured in no other way has been measured."""
+    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+    words = ["--data", "vector_condition:HalvesData", "--detector", "digits", "-n", "80", "--data-conditions"]
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl")))
+    file = copy / "scores.jsonl"
+    for stage in ("1-consistency", "2-truncated"):
+        options = [str(copy / stage / "model"), *words, "--scores", str(file)]
+        assert CliRunner().invoke(app, ["eval", *options], catch_exceptions=False).exit_code == 0
+    rows = headline_rows([observe_run(read_run(copy))])
+    found = {(row.stage.name, row.evaluations): row.score and row.score.value for row in rows}
+    first, second = (score.value for score in read_scores(file))
+    assert (found["consistency", 1], found["truncated", 1]) == (first, second)
+    assert found["truncated", 2] is None
+    assert "--data-conditions" in rows[-1].command

@@ -78,7 +78,7 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
             caption = f"{metric} at t: data with noise of level t, denoised in one evaluation, against the data."
             drawn.append(_plot(svg, "Denoising distance over noise levels for each model", _named(run, caption, runs)))
         elif finished:
-            commands = "".join(f"<li>{html(code(measure_command(record, s, None, None)))}</li>" for s in finished)
+            commands = "".join(f"<li>{html(code(measure_command(record, s, None)))}</li>" for s in finished)
             drawn.append(
                 f"<div>{paragraph(_named(run, 'dFID is not measured yet; these commands measure it:', runs), 'note')}"
                 f'<ul class="commands">{commands}</ul></div>'
@@ -139,7 +139,7 @@ def _scores(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
             score.label,
             f"{score.value:.4g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}"),
             f"{score.count:,}",
-            score.sampling or "",
+            score.way,
             score.reference,
             score.time,
         ]

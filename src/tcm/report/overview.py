@@ -245,9 +245,10 @@ def _conditions(scores: Sequence[Score]) -> list[str]:
         return [paragraph(speed, "note")]
     one = scores[0]
     reference = "" if one.reference_count is None else f" ({one.reference_count:,} images)"
+    given = " under given conditions" if any(score.conditions == "given" for score in scores) else ""
     return [
         paragraph(
-            f"{one.metric}: {one.count:,} samples against {one.reference}{reference}, detector {one.detector} "
+            f"{one.metric}: {one.count:,} samples{given} against {one.reference}{reference}, detector {one.detector} "
             f"{one.detector_hash[:8]}, {one.preprocessing}; one measurement each, so a small difference may be chance. "
             f"{speed}",
             "note",
