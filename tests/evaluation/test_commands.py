@@ -252,7 +252,7 @@ def test_conditions_of_the_data(models: Path) -> None:
     np.savez("statistics.npz", mu=np.zeros(64), sigma=np.eye(64))
     for target, data, options, message in (
         (models / "consistency", "threes.npz", ["--class", 3], "both set the conditions; give one"),
-        (models / "consistency", "bare.npz", [], "the data has no labels"),
+        (models / "consistency", "bare.npz", [], "the data has no classes or other annotations"),
         (models / "consistency", "statistics.npz", [], "--data-conditions need images; give a data set"),
         ("bare.npz", "threes.npz", [], "are for models"),
     ):

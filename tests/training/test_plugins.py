@@ -429,7 +429,7 @@ def test_a_role_trained_from_scratch_serves_as_a_teacher(tmp_path: Path) -> None
         (
             DenoiserStage,
             {"guidance": 2.0},
-            r"distilled.guidance needs a teacher that was also trained without labels; name another model or "
+            r"distilled.guidance needs a teacher that was also trained without conditions; name another model or "
             r"distilled.guidance=1.0",
         ),
         (
