@@ -58,7 +58,11 @@ def headline(runs: Sequence[ObservedRun]) -> str:
     """The table of all models and ways of sampling."""
     rows = headline_rows(runs)
     problems = [
-        paragraph(f"The model of {drawing.stage.name} in {run.record.name} gives no images: {drawing.problem}", "note")
+        paragraph(
+            f"The model of {drawing.stage.name} in {run.record.name} gives no "
+            f"{'more ' if drawing.drawn else ''}images: {drawing.problem}",
+            "note",
+        )
         for run in runs
         for drawing in run.drawings
         if drawing.problem
