@@ -15,13 +15,17 @@ from tcm.training.starts import start_now
 
 
 def losses(runs: Sequence[ObservedRun]) -> str:
-    """The loss by t of each stage."""
+    """The loss by t of each stage; over its steps too, where it trains other models than the student."""
     parts = []
     for run in runs:
         colours = figures.series_of(run.record.stages)
         for stage in _begun(run.record):
             svg = figures.loss_by_time(run.record.recipe, stage, colours[stage.name])
             parts.append(_plot(svg, f"Loss by noise level, {stage.name}", _named(run, stage.name, runs)))
+        for stage in (stage for stage in run.record.stages if stage.losses.keys() & set(stage.other_roles)):
+            svg = figures.losses_over_steps([stage], colours)
+            caption = _named(run, f"{stage.name}: the loss of each model that it trains, over its steps", runs)
+            parts.append(_plot(svg, f"Loss over steps of the models of {stage.name}", caption))
     sentence = (
         "The loss at each noise level in the first, second and last third of a stage: where the curves differ, the "
         "model was still learning; where they coincide, it has learned what it can."
