@@ -246,7 +246,7 @@ def test_train_resume_and_sample(tmp_path: Path) -> None:
 class StubbornSampler(ThirdsSampler):
     """Takes three steps, and no other number of them."""
 
-    kind: Literal["test_plugins:StubbornSampler"] = "test_plugins:StubbornSampler"  # type: ignore[assignment]
+    kind: Literal["test_plugins:StubbornSampler"] = "test_plugins:StubbornSampler"
 
     def run(
         self,
@@ -267,7 +267,7 @@ class StubbornSampler(ThirdsSampler):
 class ClosedSampler(ThirdsSampler):
     """Takes no noise from outside, which the report's pictures between two noises need."""
 
-    kind: Literal["test_plugins:ClosedSampler"] = "test_plugins:ClosedSampler"  # type: ignore[assignment]
+    kind: Literal["test_plugins:ClosedSampler"] = "test_plugins:ClosedSampler"
 
     def run(
         self,
@@ -287,7 +287,7 @@ class ClosedSampler(ThirdsSampler):
 class StubbornStage(CriticStage):
     """Its model is sampled in three steps."""
 
-    objective: Literal["test_plugins:StubbornStage"] = "test_plugins:StubbornStage"  # type: ignore[assignment]
+    objective: Literal["test_plugins:StubbornStage"] = "test_plugins:StubbornStage"
 
     def sampler(self, second_time: float) -> StubbornSampler:
         return StubbornSampler()
