@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,10 @@ from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe, roles_of
-from tcm.training.adapting import adapted
+from tcm.report.drawing import observe_run
+from tcm.report.headline import headline_rows
+from tcm.report.records import read_run
+from tcm.training.adapting import adapted, check_data
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer
@@ -81,10 +85,21 @@ def test_it_comes_along_with_a_data_set() -> None:
         assert belong_together(torch.from_numpy(images), condition)
     other = ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(80)[::-1]))
     assert len({made.content_hash() for made in (dataset, other, HalvesData())}) == 2
-    with pytest.raises(TcmError, match="79 labels for 80 images"):
+    with pytest.raises(TcmError, match=r"79 annotations \(vectors of 2 numbers\) for 80 images; give one per image"):
         ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(79)))
-    with pytest.raises(TcmError, match="vectors of 2 numbers, but only class labels can be written"):
+    with pytest.raises(TcmError, match=r"with vectors of 2 numbers, but a \.zip and shards can hold only classes; use"):
         Preparation(dataset, Form((8, 8), Crop.CENTER))
+
+
+def test_what_the_data_commands_say_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData"], catch_exceptions=False)
+    assert "vectors of 2 numbers" in told.output
+    found = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData", "--json"], catch_exceptions=False)
+    assert json.loads(found.stdout)["condition"] == {"width": 2, "kind": "vector_condition:VectorKind"}
+    with pytest.raises(TcmError, match=r"vectors of 2 numbers, but a \.zip and shards can hold only classes"):
+        CliRunner().invoke(app, ["data", "prepare", "vector_condition:HalvesData", "a.zip"], catch_exceptions=False)
+    assert not Path("a.zip").exists()
 
 
 def test_it_stays_with_its_images_in_micro_batches() -> None:
@@ -121,6 +136,11 @@ def test_a_recipe_says_what_the_data_must_have(tmp_path: Path) -> None:
     other = recipe.model_copy(update={"condition": VectorKind(3)})
     with pytest.raises(TcmError, match="HalvesData has vectors of 2 numbers, but condition is vectors of 3 numbers"):
         train(other, tmp_path / "run")
+    bare = ArrayDataset(HalvesData().pixels(np.arange(80)))
+    with pytest.raises(
+        TcmError, match=r"has no annotations \(vectors of 2 numbers\); add them or set conditional=false"
+    ):
+        check_data(recipe, bare)
     with pytest.raises(TcmError, match="classes=10 and condition=vectors of 2 numbers cannot both be given; give one"):
         resolve(str(tmp_path / "recipe.toml"), ["classes=10"])
     with pytest.raises(TcmError, match=r"condition.widht is not a known key; did you mean 'width'\?"):
@@ -168,10 +188,12 @@ def test_it_is_measured(run: Path) -> None:
     found = torch.cat(list(generate(model, range(80), Sampling(steps=1), 32, from_the_data)))
     assert int((found.int() - expected.int()).abs().max()) <= 1
     assert given[0].value != scores[0].value
-    assert given[0].sampling == "times 10, fp32, given conditions"
+    assert (given[0].sampling, given[0].conditions) == ("times 10, fp32", "given")
     with pytest.raises(TcmError, match="labels=1,1 and a condition cannot both be given"):
         next(generate(model, range(2), Sampling(choice="1,1"), 2, from_the_data))
-    with pytest.raises(TcmError, match="the model takes vectors of 2 numbers, but the data has labels that do not fit"):
+    with pytest.raises(
+        TcmError, match="the model takes vectors of 2 numbers, but the data has Labels that do not fit; give"
+    ):
         denoising_distances(
             model_denoise(model), open_dataset("digits"), [1.0], reference, model_subject(model, "m", None, 0), 80
         )
@@ -210,3 +232,22 @@ def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert caption in page
     assert "cannot be opened" not in page
     assert "nearest by pixels" in page
+
+
+def test_scores_under_the_data_s_conditions_are_in_the_headline(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model measured in no other way has been measured."""
+    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+    words = ["--data", "vector_condition:HalvesData", "--detector", "digits", "-n", "80", "--data-conditions"]
+    copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl")))
+    file = copy / "scores.jsonl"
+    for stage in ("1-consistency", "2-truncated"):
+        options = [str(copy / stage / "model"), *words, "--scores", str(file)]
+        assert CliRunner().invoke(app, ["eval", *options], catch_exceptions=False).exit_code == 0
+    rows = headline_rows([observe_run(read_run(copy))])
+    found = {(row.stage.name, row.evaluations): row.score and row.score.value for row in rows}
+    first, second = (score.value for score in read_scores(file))
+    assert (found["consistency", 1], found["truncated", 1]) == (first, second)
+    assert found["truncated", 2] is None
+    assert "--data-conditions" in rows[-1].command

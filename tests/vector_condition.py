@@ -102,6 +102,10 @@ class HalvesData(ArrayDataset):
 class VectorConfig(NetworkConfig):
     """A convolution, and a linear map of the vector."""
 
+    @classmethod
+    def takes(cls, condition: ConditionKind | None) -> bool:
+        return isinstance(condition, VectorKind)
+
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "VectorNetwork":
         assert isinstance(condition, VectorKind)
         return VectorNetwork(image_shape, condition.width)

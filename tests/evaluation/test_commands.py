@@ -243,7 +243,8 @@ def test_conditions_of_the_data(models: Path) -> None:
     threes, given, drawn = read_scores(Path("scores.jsonl"))
     assert given.value == pytest.approx(threes.value, rel=1e-6)
     assert drawn.value != pytest.approx(threes.value, rel=1e-3)
-    assert (given.sampling, drawn.sampling) == ("times 10, fp32, given conditions", "times 10, fp32")
+    assert (given.sampling, drawn.sampling) == ("times 10, fp32", "times 10, fp32")
+    assert (threes.conditions, given.conditions, drawn.conditions) == ("chosen", "given", "drawn")
     found = [run("times", *shared, "--grid", "1,2", *options) for options in (["--data-conditions"], [])]
     assert found[0] != found[1]
 
@@ -251,7 +252,7 @@ def test_conditions_of_the_data(models: Path) -> None:
     np.savez("statistics.npz", mu=np.zeros(64), sigma=np.eye(64))
     for target, data, options, message in (
         (models / "consistency", "threes.npz", ["--class", 3], "both set the conditions; give one"),
-        (models / "consistency", "bare.npz", [], "the data has no labels"),
+        (models / "consistency", "bare.npz", [], "the data has no classes or other annotations"),
         (models / "consistency", "statistics.npz", [], "--data-conditions need images; give a data set"),
         ("bare.npz", "threes.npz", [], "are for models"),
     ):

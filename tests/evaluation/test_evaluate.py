@@ -351,7 +351,9 @@ def test_dfid_of_a_model_below_its_range_and_without_labels(digits: Tensor, refe
     model = make_model("truncated", t_min=1.0)
     (score,) = denoising_distances(model_denoise(model), open_dataset("digits"), [0.2], reference, ME, count=200)
     assert score.count == 200
-    with pytest.raises(TcmError, match="labelled"):
+    with pytest.raises(
+        TcmError, match="the model takes 10 classes, but the data has none; give data annotated with 10 classes"
+    ):
         denoising_distances(model_denoise(model), ArrayDataset(digits.numpy()), [0.2], reference, ME)
     with pytest.raises(TcmError, match="positive"):
         denoising_distances(model_denoise(model), open_dataset("digits"), [0.0], reference, ME)

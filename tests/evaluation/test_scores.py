@@ -21,6 +21,7 @@ SCORE = Score(
     subject="model",
     subject_hash="a" * 64,
     sampling="times 80, fp32",
+    conditions="drawn",
     seed=0,
     detector="inception",
     detector_hash="b" * 64,
@@ -69,6 +70,20 @@ def test_scores_without_a_kind_are_still_read(tmp_path: Path) -> None:
     found = read_scores(file)
     assert {score.metric: score.kind for score in found} == kinds
     assert differing_conditions(found[0], SCORE) == []
+
+
+def test_scores_that_say_nothing_of_conditions_are_still_read(tmp_path: Path) -> None:
+    """As files had them before: given conditions were a part of the sampling's text."""
+    file = tmp_path / "scores.jsonl"
+    for sampling in ("times 80, fp32", "times 80, fp32, given conditions", None):
+        fields = dataclasses.asdict(dataclasses.replace(SCORE, sampling=sampling))
+        del fields["conditions"]
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(fields) + "\n")
+    found = read_scores(file)
+    assert [score.sampling for score in found] == ["times 80, fp32", "times 80, fp32", None]
+    assert [score.conditions for score in found] == ["drawn", "given", None]
+    assert [score.way for score in found] == ["times 80, fp32", "times 80, fp32, given conditions", ""]
 
 
 def test_scores_with_equal_conditions_are_compared() -> None:

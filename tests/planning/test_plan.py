@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import Launcher
 from PIL import Image
+from vector_condition import HalvesData, VectorConfig, VectorKind
 
 from tcm.cli.plan import parse_budget
 from tcm.data.dataset import ArrayDataset, ClassLabels
@@ -19,6 +20,7 @@ from tcm.planning import rules
 from tcm.planning.look import look_at
 from tcm.planning.plan import Planner
 from tcm.recipes.resolve import differences, resolve
+from tcm.training.adapting import check_data
 
 CPU = Processes(torch.device("cpu"))
 SIDES = st.integers(4, 40)
@@ -54,6 +56,41 @@ def test_flat_images_have_a_recipe() -> None:
     data = ArrayDataset(np.full((10, 1, 8, 8), 128, np.uint8), None)
     choices = planner(data).choices(8, 128, dict.fromkeys(rules.SHARES, 100))
     assert {key: value for choice in choices for key, value in choice.keys.items()}["t_max"] > 0
+
+
+def test_other_conditions_are_planned_if_a_network_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = HalvesData()
+    found = {choice.what: choice for choice in planner(data).choices(8, 128, dict.fromkeys(rules.SHARES, 100))}
+    assert (
+        "the images come with vectors of 2 numbers, but no installed network takes them" in found["no conditions"].why
+    )
+    assert found["no conditions"].keys == {"conditional": False}
+    declare_networks(tmp_path, vectors="vector_condition:VectorConfig", hungry=f"{__name__}:HungryConfig")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = Planner(data, "vector_condition:HalvesData", look_at(data), 1200.0, CPU, patience=0.02)
+    plan = own.plan(lambda text: None)
+    (tmp_path / "planned.toml").write_text(plan.toml())
+    recipe = resolve(str(tmp_path / "planned.toml"))
+    assert differences(recipe, plan.recipe) == []
+    assert (recipe.conditional, recipe.condition, recipe.network.kind) == (True, VectorKind(2), "vectors")
+    assert not recipe.data.flip, "a vector says what is left and what is right"
+    assert check_data(recipe, data) == VectorKind(2)
+    assert "# the network 'vectors': it takes vectors of 2 numbers" in plan.toml()
+
+
+class HungryConfig(VectorConfig):
+    """A plan cannot know its layers."""
+
+    layers: int
+
+
+def declare_networks(folder: Path, **networks: str) -> None:
+    """The entry points of an installed package."""
+    about = folder / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    lines = [f"{name} = {value}\n" for name, value in sorted(networks.items())]
+    (about / "entry_points.txt").write_text("[tcm.networks]\n" + "".join(lines))
 
 
 def test_memory_decides_about_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,17 +238,17 @@ WRONG_OVERRIDES = {
     ),
     # labels
     "digits truncated.guidance=2.0": (
-        "digits: truncated.guidance needs a teacher that was also trained without labels; "
+        "digits: truncated.guidance needs a teacher that was also trained without conditions; "
         "set diffusion.label_dropout=0.1 or truncated.guidance=1.0"
     ),
     "cifar10 truncated.guidance=2.0": (
         "cifar10: truncated.guidance=2.0 needs a teacher; name a diffusion stage as teacher or set guidance=1.0"
     ),
     "cifar10 truncated.guidance=2.0 truncated.teacher=init": (
-        "cifar10: truncated.guidance=2.0 needs labels; set conditional=true or guidance=1.0"
+        "cifar10: truncated.guidance=2.0 needs conditions; set conditional=true or guidance=1.0"
     ),
     "digits conditional=false diffusion.label_dropout=0.1": (
-        "digits: diffusion.label_dropout=0.1 needs labels; set conditional=true or label_dropout=0.0"
+        "digits: diffusion.label_dropout=0.1 needs conditions; set conditional=true or label_dropout=0.0"
     ),
     "cifar10 uncertainty=128": "cifar10: uncertainty=128 needs a diffusion stage to learn it; add one or set it to 0",
     # networks

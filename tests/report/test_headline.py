@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tcm.cli.main import app
-from tcm.evaluation.scores import append_scores, read_scores
+from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.report.drawing import ObservedRun, observe_run
 from tcm.report.headline import denoising_curves, headline_rows, largest_group, value_text
 from tcm.report.records import read_run
@@ -66,6 +66,24 @@ def test_incomparable_scores_are_not_put_side_by_side(observed: ObservedRun, tmp
     assert [value_text(row) for row in rows].count("not comparable") == 1
     assert value_text(rows[1]) == "not comparable"
     assert "-n 80" in rows[1].command
+
+
+def test_drawn_and_given_conditions_are_not_mixed(observed: ObservedRun) -> None:
+    """The headline shows those of more lines; a score of one class is never one of them."""
+    scores = [score for score in observed.record.scores if score.sampling]
+    assert {score.conditions for score in scores} == {"drawn"}
+    given = [replace(score, conditions="given", value=score.value + 1) for score in scores]
+
+    def shown(scores: list[Score]) -> list[str | None]:
+        rows = headline_rows([replace(observed, record=replace(observed.record, scores=scores))])
+        return [row.score.conditions if row.score else value_text(row) for row in rows if row.evaluations != 2]
+
+    assert shown([given[0], *scores[1:]]) == ["not comparable", "drawn", "drawn", "drawn"]
+    assert shown([scores[0], *given[1:]]) == ["not comparable", "given", "given", "given"]
+    without = replace(scores[0], conditions=None)
+    assert shown([without, *given[1:]]) == [None, "given", "given", "given"]
+    chosen = replace(scores[0], conditions="chosen")
+    assert shown([chosen, *scores[1:]]) == ["not measured", "drawn", "drawn", "drawn"]
 
 
 def test_a_later_score_replaces_an_earlier_one(observed: ObservedRun) -> None:

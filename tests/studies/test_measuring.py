@@ -1,6 +1,7 @@
 """Scores of variants and of kept checkpoints: the right models, measured once, and resumed."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.generation import Sampling
 from tcm.evaluation.references import reference_of
-from tcm.evaluation.scores import read_scores
+from tcm.evaluation.scores import append_scores, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.folders import stage_folders
 from tcm.studies.folders import MEASURED_FILE, noted_study, run_folder
 from tcm.studies.measuring import measure_variant
+from tcm.studies.results import read_study
 from tcm.studies.running import all_variants
 from tcm.studies.schema import Variant
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
@@ -99,6 +101,21 @@ def test_only_what_is_missing_is_measured(study_folder: Path, tmp_path: Path) ->
     assert (after.subject, after.t, after.sampling) == (before.subject, before.t, before.sampling)
     assert after.value == pytest.approx(before.value)
     assert (run / MEASURED_FILE).exists()
+
+
+def test_scores_under_given_conditions_are_not_the_study_s(study_folder: Path, tmp_path: Path) -> None:
+    """`tcm eval --data-conditions` may have written them into the same file."""
+    out = tmp_path / "out"
+    shutil.copytree(study_folder, out)
+    variant, run = variant_of(out, "t' = 4", 0)
+    first, *others = read_scores(run / "scores.jsonl")
+    assert first.conditions == "drawn"
+    (run / "scores.jsonl").unlink()
+    append_scores(run / "scores.jsonl", [*others, replace(first, conditions="given", value=-1.0)])
+    (trial,) = (one for one in read_study(out).trials if run_folder(out, one.variant) == run)
+    assert "fid, 1 step" not in trial.scores
+    assert measure_variant(noted_study(out), variant, run, ignore, NEVER)
+    assert read_scores(run / "scores.jsonl")[-1].value == pytest.approx(first.value)
 
 
 def test_a_shared_stage_is_measured_once(study_folder: Path) -> None:

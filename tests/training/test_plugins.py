@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
+from tcm.evaluation.generation import sampling_batch
 from tcm.foundation.errors import TcmError
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.randomness import SampleStreams
@@ -37,7 +38,9 @@ from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Optimization, Role, Rows, Setting, Stage, Turn
 from tcm.recipes.stages.consistency import ConsistencyStage
 from tcm.report.curves import trade_off
-from tcm.report.drawing import ObservedRun
+from tcm.report.drawing import ObservedRun, observe_run
+from tcm.report.live import live_page
+from tcm.report.page import render
 from tcm.report.records import read_run
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile
@@ -239,6 +242,83 @@ def test_train_resume_and_sample(tmp_path: Path) -> None:
     assert differences(resolve(str(tmp_path / "straight" / "recipe.toml")), recipe_with()) == []
 
 
+@dataclass(frozen=True)
+class StubbornSampler(ThirdsSampler):
+    """Takes three steps, and no other number of them."""
+
+    kind: Literal["test_plugins:StubbornSampler"] = "test_plugins:StubbornSampler"
+
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+        first: Tensor | None = None,
+    ) -> Iterator[SamplingStep]:
+        if steps not in (None, 3):
+            raise TcmError(f"steps={steps}: this sampler takes 3")
+        return super().run(f, streams, condition, steps=steps, times=times, first=first)
+
+
+@dataclass(frozen=True)
+class ClosedSampler(ThirdsSampler):
+    """Takes no noise from outside, which the report's pictures between two noises need."""
+
+    kind: Literal["test_plugins:ClosedSampler"] = "test_plugins:ClosedSampler"
+
+    def run(
+        self,
+        f: Denoiser,
+        streams: SampleStreams,
+        condition: Condition | None = None,
+        *,
+        steps: int | None = None,
+        times: Sequence[float] | None = None,
+        first: Tensor | None = None,
+    ) -> Iterator[SamplingStep]:
+        if first is not None:
+            raise TcmError("first: this sampler draws its noise itself")
+        return super().run(f, streams, condition, steps=steps, times=times)
+
+
+class StubbornStage(CriticStage):
+    """Its model is sampled in three steps."""
+
+    objective: Literal["test_plugins:StubbornStage"] = "test_plugins:StubbornStage"
+
+    def sampler(self, second_time: float) -> StubbornSampler:
+        return StubbornSampler()
+
+
+def test_the_report_of_a_sampler_that_refuses_and_of_a_second_trained_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows the sampler's own number of steps, each stage once, and the losses of both networks."""
+    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
+    train(recipe_with(StubbornStage), tmp_path / "run")
+    observed = observe_run(read_run(tmp_path / "run"))
+    assert [(drawing.stage.name, drawing.problem) for drawing in observed.drawings] == [("critics", None)]
+    assert observed.showpiece is not None
+    assert [len(path.times) for path in observed.showpiece.paths] == [3]
+    assert sampling_batch(Model.load(tmp_path / "run" / "1-critics" / "model")) > 1
+
+    (stage,) = observed.record.stages
+    assert stage.losses == {"student": "loss", "critic": "critic.loss"}
+    for page in (render([observed]), live_page(tmp_path / "run", every=5)):
+        assert "critics: critic" in page
+        assert "critics: student" in page
+        assert "Loss over steps of the models of critics" in page
+
+    config = tmp_path / "run" / "1-critics" / "model" / "config.json"
+    config.write_text(config.read_text().replace("StubbornSampler", "ClosedSampler"))
+    refused = observe_run(read_run(tmp_path / "run"))
+    assert [(drawing.stage.name, len(drawing.drawn)) for drawing in refused.drawings] == [("critics", 1)]
+    assert "The model of critics in run gives no more images: first: this sampler draws" in render([refused])
+
+
 def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
     """Adam's first update moves a weight by its learning rate; the critic is the smaller network that it asked for."""
     fit = begin(tmp_path / "run", recipe_with())
@@ -429,7 +509,7 @@ def test_a_role_trained_from_scratch_serves_as_a_teacher(tmp_path: Path) -> None
         (
             DenoiserStage,
             {"guidance": 2.0},
-            r"distilled.guidance needs a teacher that was also trained without labels; name another model or "
+            r"distilled.guidance needs a teacher that was also trained without conditions; name another model or "
             r"distilled.guidance=1.0",
         ),
         (

@@ -55,7 +55,8 @@ def test_data_without_labels(tmp_path: Path) -> None:
         Image.new("L", (8, 8), 80 * number).save(images / f"{number}.png")
     recipe = tiny_recipe(4, f"data.path={images}", "classes=none")
     assert refusal(recipe, tmp_path) == (
-        f"conditional=true, but data.path={images} has no labels; add labels or set conditional=false"
+        f"conditional=true, but data.path={images} has no classes or other annotations; add them or set "
+        "conditional=false"
     )
 
 

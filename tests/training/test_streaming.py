@@ -168,7 +168,7 @@ def test_no_labels(tmp_path: Path) -> None:
     images, _ = open_dataset("digits").read(np.arange(20))
     shards = writers.write_shards(tmp_path / "shards", images, None)
     assert refusal(tmp_path, f"data.path=stream:{shards}") == (
-        f"conditional=true, but data.path=stream:{shards} has no labels; add labels or set conditional=false"
+        f"conditional=true, but data.path=stream:{shards} has no classes; add them or set conditional=false"
     )
 
 

@@ -144,7 +144,7 @@ def _table(title: str, summary: Summary) -> Table:
     channels, height, width = summary.shape
     table.add_row("images", f"{summary.count:,}")
     table.add_row("shape", f"{channels} × {height} × {width} (channels, height, width)")
-    table.add_row("classes", str(len(summary.class_counts)) if summary.class_counts else "no labels")
+    table.add_row("annotated with", "nothing" if summary.condition is None else str(summary.condition))
     for name, count in summary.class_counts[:20]:
         table.add_row(f"  {name}", f"{count:,} ({count / summary.count:.1%})")
     if len(summary.class_counts) > 20:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tcm.data import Dataset, Stream, open_data, open_dataset
-from tcm.evaluation.evaluate import GIVEN_CONDITIONS, METRICS, Metric, evaluate, model_subject
+from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
 from tcm.evaluation.features import Detector
 from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Subject
@@ -105,8 +105,7 @@ def score_model(
     """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
     own = share(processes, seeds)
     images = watched(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
-    described = sampling.describe(model) + ("" if condition is None else GIVEN_CONDITIONS)
-    subject = model_subject(model, name, described, seeds[0])
+    subject = model_subject(model, name, sampling, seeds[0], given=condition is not None)
     return evaluate(images, reference, subject, metrics, processes)
 
 
@@ -121,9 +120,7 @@ def print_scores(scores: Sequence[Score], file: Path) -> None:
     for name in ("metric", "value", "images", "sampling", "note"):
         table.add_column(name, overflow="fold", justify="right" if name in ("value", "images") else "left")
     for score in scores:
-        table.add_row(
-            score.label, _value(score), f"{score.count:,}", escape(score.sampling or ""), escape(score.note or "")
-        )
+        table.add_row(score.label, _value(score), f"{score.count:,}", escape(score.way), escape(score.note or ""))
     console = Console()
     console.print(table)
     one = scores[0]
@@ -152,7 +149,7 @@ def print_comparison(pairs: Sequence[Comparison]) -> None:
 
 
 def _column(score: Score) -> str:
-    return escape(score.subject + (f" ({score.sampling})" if score.sampling else ""))
+    return escape(score.subject + (f" ({score.way})" if score.way else ""))
 
 
 def edge_note(tried: Sequence[float], best: float, span: tuple[float, float]) -> str | None:

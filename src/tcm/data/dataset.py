@@ -218,7 +218,8 @@ class ArrayDataset(Dataset):
                 f"images have shape {images.shape} and dtype {images.dtype}; give uint8 [n, 1 or 3, height, width]"
             )
         if annotations is not None and len(annotations) != len(images):
-            raise TcmError(f"{len(annotations)} labels for {len(images)} images; give one per image")
+            what = "labels" if isinstance(annotations, ClassLabels) else f"annotations ({annotations.kind})"
+            raise TcmError(f"{len(annotations)} {what} for {len(images)} images; give one per image")
         channels, height, width = images.shape[1:]
         super().__init__(len(images), (channels, height, width), annotations, skipped)
         self._images = images

@@ -162,7 +162,10 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         self._form = form
         self.count = len(source.names) if isinstance(source, Pictures) else source.count
         if not isinstance(source.annotations, ClassLabels | None):
-            raise TcmError(f"the images come with {source.annotations.kind}, but only class labels can be written")
+            raise TcmError(
+                f"the images come with {source.annotations.kind}, but a .zip and shards can hold only classes; use the "
+                "data set as it is, and resize or crop in its own class"
+            )
         self.labels = source.annotations
 
     def __getitem__(self, number: int) -> Prepared | TcmError:

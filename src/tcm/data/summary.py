@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tcm.data.dataset import Broken, Dataset
+from tcm.method.conditions import ConditionKind
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Summary:
 
     count: int
     shape: tuple[int, int, int]
+    condition: ConditionKind | None
+    """What the images are annotated with."""
     class_counts: tuple[tuple[str, int], ...]
     mean: tuple[float, ...]
     """Per channel."""
@@ -51,6 +54,7 @@ def summarize(dataset: Dataset) -> Summary:
     return Summary(
         count=dataset.count,
         shape=dataset.shape,
+        condition=dataset.condition_kind,
         class_counts=tuple(zip(names, numbers, strict=True)),
         mean=means,
         std=stds,

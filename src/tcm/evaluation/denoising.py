@@ -33,8 +33,8 @@ def model_denoise(model: Model) -> ConditionalDenoise:
     def denoise(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
         kind = model.card.condition
         if kind is not None and (condition is None or not kind.takes(condition)):
-            found = "no labels" if condition is None else "labels that do not fit"
-            raise TcmError(f"the model takes {kind}, but the data has {found}; give data labelled for this model")
+            found = "has none" if condition is None else f"has {type(condition).__name__} that do not fit"
+            raise TcmError(f"the model takes {kind}, but the data {found}; give data annotated with {kind}")
         given = None if kind is None or condition is None else condition.to(device)
         return model.denoiser(x.to(device), t.to(device), given).cpu()
 

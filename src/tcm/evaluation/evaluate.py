@@ -14,7 +14,7 @@ from tcm.evaluation.formulas import inception_score, kernel_distance, precision_
 from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Observed, Reference, observe
-from tcm.evaluation.scores import Score
+from tcm.evaluation.scores import ConditionSource, Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
 from tcm.foundation.errors import TcmError
@@ -23,8 +23,6 @@ from tcm.weights import Model
 
 Metric = Literal["fid", "fid-infinity", "kid", "is", "precision-recall"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-GIVEN_CONDITIONS = ", given conditions"
-"""Added to the description of how images were sampled if their conditions were given, not drawn."""
 
 
 def needs_reference_features(metrics: Sequence[Metric]) -> bool:
@@ -114,12 +112,20 @@ def evaluate_model(
     >>> model = tcm.load("digits")  # doctest: +SKIP
     >>> evaluate_model(model, "digits", range(2000), Sampling(steps=1), reference)[0].value  # doctest: +SKIP
     """
-    described = sampling.describe(model) + ("" if condition is None else GIVEN_CONDITIONS)
-    subject = model_subject(model, name, described, seeds[0])
+    subject = model_subject(model, name, sampling, seeds[0], given=condition is not None)
     images = generate(model, share(processes, seeds), sampling, batch, condition)
     return evaluate(images, reference, subject, metrics, processes)
 
 
-def model_subject(model: Model, name: str, sampling: str | None, seed: int) -> Subject:
-    """A model as what is measured, known by the hash of its weights."""
-    return Subject(name, weights_hash(model.denoiser.state_dict()), sampling, seed)
+def model_subject(model: Model, name: str, sampling: Sampling | None, seed: int, given: bool = False) -> Subject:
+    """A model as what is measured, known by the hash of its weights.
+
+    Without `sampling`, it is its denoising that is measured; `given` conditions are neither drawn nor chosen.
+    """
+    digest = weights_hash(model.denoiser.state_dict())
+    if sampling is None:
+        return Subject(name, digest, seed=seed)
+    conditions: ConditionSource | None = None
+    if model.card.condition is not None:
+        conditions = "given" if given else "drawn" if sampling.choice is None else "chosen"
+    return Subject(name, digest, sampling.describe(model), seed, conditions)

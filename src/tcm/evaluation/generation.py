@@ -60,8 +60,12 @@ def bytes_per_image(model: Model) -> int:
             sizes.append(output.nbytes)
 
     hooks = [module.register_forward_hook(note) for module in model.denoiser.modules()]
+    f, kind = model.denoiser, model.card.condition
+    device = next(f.parameters()).device
+    condition = None if kind is None else kind.dummy(1).to(device)
     try:
-        model.sample(1, steps=1)
+        with torch.no_grad():
+            f(torch.zeros(1, *f.image_shape, device=device), torch.full((1,), f.t_max), condition)
     finally:
         for hook in hooks:
             hook.remove()
@@ -76,7 +80,7 @@ def conditions_of(dataset: Dataset) -> Conditions:
     """The conditions of a data set, each as frequent as in it: a seed takes that of an image that it chooses."""
     annotations = dataset.annotations
     if annotations is None:
-        raise TcmError("the data has no labels that its images could be conditioned on; give labelled data")
+        raise TcmError("the data has no classes or other annotations to take conditions from; give data that has")
 
     def conditions(seeds: Sequence[int]) -> Condition:
         return annotations.condition(np.array([derive_seed("condition", seed) % dataset.count for seed in seeds]))

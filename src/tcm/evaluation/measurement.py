@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
-from tcm.evaluation.scores import Kind, Score
+from tcm.evaluation.scores import ConditionSource, Kind, Score
 from tcm.foundation.errors import TcmWarning
 from tcm.foundation.machine import versions
 from tcm.method.gaussians import frechet_distance
@@ -23,6 +23,7 @@ class Subject:
     hash: str
     sampling: str | None = None
     seed: int | None = None
+    conditions: ConditionSource | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Measurement:
             subject=self.subject.name,
             subject_hash=self.subject.hash,
             sampling=self.subject.sampling,
+            conditions=self.subject.conditions,
             seed=self.subject.seed,
             detector=detector.name,
             detector_hash=detector.hash,

@@ -12,10 +12,16 @@ from tcm.foundation.errors import TcmError
 
 Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall"]
 """What can be measured: `fid` is the Fréchet distance in the features of any detector."""
+ConditionSource = Literal["drawn", "chosen", "given"]
+"""How the conditions of samples came about: drawn from the seeds, one that a user chose for all, or given for each."""
 
 # What may differ between two scores that are compared: the thing measured, its result, and when.
 # The metric says more than its kind, which older files lack.
-_FREE = ("kind", "value", "deviation", "subject", "subject_hash", "sampling", "seed", "note", "versions", "time")
+_FREE = (
+    *("kind", "value", "deviation", "subject", "subject_hash", "sampling", "conditions", "seed"),
+    *("note", "versions", "time"),
+)
+_GIVEN = ", given conditions"
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Score:
     `kind` is what is measured, `metric` its name with this detector.
 
     `subject` and `sampling` say what was measured; `seed` is the first of its seeds, None for images that are there
-    already. All hashes are SHA-256.
+    already. `conditions` is None if the model takes none. All hashes are SHA-256.
     """
 
     kind: Kind
@@ -37,6 +43,7 @@ class Score:
     subject: str
     subject_hash: str
     sampling: str | None
+    conditions: ConditionSource | None
     seed: int | None
     detector: str
     detector_hash: str
@@ -54,6 +61,16 @@ class Score:
     def label(self) -> str:
         """The metric as a label, such as `dFID at t=1`."""
         return self.metric if self.t is None else f"{self.metric} at t={self.t:g}"
+
+    @property
+    def set_conditions(self) -> bool:
+        """Whether its conditions were chosen or given, rather than left to the model's kind of condition."""
+        return self.conditions not in (None, "drawn")
+
+    @property
+    def way(self) -> str:
+        """How it was sampled, in words for tables."""
+        return (self.sampling or "") + (_GIVEN if self.conditions == "given" else "")
 
 
 def append_scores(path: Path, scores: Sequence[Score]) -> None:
@@ -76,7 +93,7 @@ def read_scores(path: Path) -> list[Score]:
         except json.JSONDecodeError as error:
             raise TcmError(f"{path}, line {number} is not JSON ({error.msg}); remove the line") from error
         if isinstance(found, dict) and "metric" in found:
-            found = {"kind": _kind_of(str(found["metric"]))} | found
+            found = {"kind": _kind_of(str(found["metric"]))} | _with_conditions(found)
         if not isinstance(found, dict) or found.keys() != known:
             raise TcmError(f"{path}, line {number} is not a score of this version; remove the line or measure again")
         scores.append(Score(**found))
@@ -92,6 +109,15 @@ def _kind_of(metric: str) -> Kind:
     if metric == "Inception score" or metric.startswith("class score"):
         return "is"
     return "precision" if metric == "precision" else "recall" if metric == "recall" else "fid"
+
+
+def _with_conditions(found: dict[str, object]) -> dict[str, object]:
+    """A score that was written before scores had this field: its sampling said so if conditions were given."""
+    sampling = found.get("sampling")
+    if "conditions" in found or not isinstance(sampling, str):
+        return {"conditions": None} | found
+    given = sampling.endswith(_GIVEN)
+    return found | {"sampling": sampling.removesuffix(_GIVEN), "conditions": "given" if given else "drawn"}
 
 
 def differing_conditions(a: Score, b: Score) -> list[str]:

@@ -84,7 +84,7 @@ def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPla
     for steps in model.sampler.usual_steps:
         sampling = Sampling(steps=steps)
         images = until_stopped(stop, generate(model, range(plan.count), sampling, plan.batch))
-        scores += evaluate(images, reference, model_subject(model, name, sampling.describe(model), seed=0))
+        scores += evaluate(images, reference, model_subject(model, name, sampling, seed=0))
     return scores
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import ConditionKind
+from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.preconditioning import Network
 
 ImageShape = tuple[int, int, int]
@@ -34,6 +34,11 @@ class NetworkConfig(BaseModel):
     @abstractmethod
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> Network:
         """The network, freshly initialised."""
+
+    @classmethod
+    def takes(cls, condition: ConditionKind | None) -> bool:
+        """Whether its network can learn this kind of condition: by default classes, or none."""
+        return isinstance(condition, Classes | None)
 
     def check(self, image_shape: ImageShape) -> None:
         """Refuse, before anything is built, images that the network cannot take."""

@@ -53,8 +53,8 @@ class Planner:
     def plan(self, say: Callable[[str], None]) -> PlannedRecipe:
         """The widest network that the budget has time for, and as many steps as fit."""
         few = dict.fromkeys(rules.SHARES, FEWEST_STEPS)
-        width, batch = rules.WIDTHS[0], rules.BATCHES[0]
-        for wider in rules.WIDTHS[1:]:
+        (width, *wider_ones), batch = rules.widths(self.look), rules.BATCHES[0]
+        for wider in wider_ones:
             say(f"timing a network with {wider} channels")
             draft = _recipe(self.choices(wider, batch, few))
             step = self._seconds(draft, "diffusion")
@@ -63,7 +63,7 @@ class Planner:
             if images < 2 * rules.IMAGES_WANTED:  # twice the width takes at least twice the time
                 break
         for batch in rules.BATCHES:
-            say(f"timing each stage with {width} channels and batches of {batch}")
+            say(f"timing each stage with batches of {batch}")
             draft = _recipe(self.choices(width, batch, few))
             step_of = {name: self._seconds(draft, name) for name in rules.SHARES}
             steps = {name: int(self._time(name) / step_of[name]) for name in rules.SHARES}
@@ -78,6 +78,7 @@ class Planner:
         found = (
             rules.stages(),
             rules.data(self.look, self.path),
+            rules.conditions(self.look),
             rules.mirroring(self.look),
             rules.times(self.look),
             rules.network(self.look, width),

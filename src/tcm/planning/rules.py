@@ -5,12 +5,15 @@ figure, it is used, in units of the data (the paper's sigma_data is 0.5); the ot
 `docs/planning.md` says how well they do.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import floor, log, log10, sqrt
 from typing import Any
 
+from tcm.method.conditions import Classes, ConditionKind
+from tcm.networks import DDPMppConfig, NetworkConfig, networks
 from tcm.planning.look import Look
 
+DDPMPP = "ddpmpp"
 SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}
 """Of the budget: stages 1 and 2 can only be as good as their teacher."""
 WIDTHS = (8, 16, 32, 64, 128)
@@ -49,25 +52,52 @@ def stages() -> Choice:
 
 
 def data(look: Look, path: str) -> Choice:
-    """Shape, classes and sigma_data are the data's."""
+    """Shape and sigma_data are the data's."""
     summary = look.summary
-    classes = len(summary.class_counts)
     return Choice(
-        f"{summary.count:,} images of {'×'.join(map(str, summary.shape))}, {classes or 'no'} classes, "
-        f"sigma_data {sigma_data(look):g}",
+        f"{summary.count:,} images of {'×'.join(map(str, summary.shape))}, sigma_data {sigma_data(look):g}",
         "as the data has them" + (f"; {summary.duplicates:,} are duplicates" if summary.duplicates else ""),
-        {
-            "data.path": path,
-            "image_shape": list(summary.shape),
-            "sigma_data": sigma_data(look),
-            "conditional": bool(classes),
-        }
-        | ({"classes": classes} if classes else {}),
+        {"data.path": path, "image_shape": list(summary.shape), "sigma_data": sigma_data(look)},
     )
+
+
+def conditions(look: Look) -> Choice:
+    """The data's, if a network takes them."""
+    kind = look.summary.condition
+    if kind is None:
+        return Choice("no conditions", "the images have no classes or other annotations", {"conditional": False})
+    name = network_for(kind)
+    if name is None:
+        return Choice(
+            "no conditions",
+            f"the images come with {kind}, but no installed network takes them; install one with an entry point in "
+            "tcm.networks, or set network, condition and conditional in the recipe",
+            {"conditional": False},
+        )
+    keys = {"classes": kind.count} if isinstance(kind, Classes) else {"condition": asdict(kind)}
+    return Choice(f"{kind} as conditions", "as the data has them", {"conditional": True} | keys)
+
+
+def network_for(kind: ConditionKind | None) -> str | None:
+    """The network that learns this kind of condition: a DDPM++, or an installed one that needs no keys, or none.
+
+    >>> network_for(None), network_for(Classes(10))
+    ('ddpmpp', 'ddpmpp')
+    """
+    if DDPMppConfig.takes(kind):
+        return DDPMPP
+    return next((name for name, config in networks().items() if config.takes(kind) and _needs_no_keys(config)), None)
+
+
+def _needs_no_keys(config: type[NetworkConfig]) -> bool:
+    return not any(field.is_required() for key, field in config.model_fields.items() if key != "kind")
 
 
 def mirroring(look: Look) -> Choice:
     """Mirror only what has no left and right."""
+    if network_for(look.summary.condition) not in (None, DDPMPP):
+        may_differ = f"{look.summary.condition} may say what is left and what is right"
+        return Choice("no mirroring", may_differ, {"data.flip": False})
     test = look.mirror
     told_apart = f"a linear classifier tells {test.group} from their mirror images in {test.accuracy:.0%} of cases"
     return Choice(f"{'' if test.safe else 'no '}mirroring", told_apart, {"data.flip": test.safe})
@@ -93,11 +123,26 @@ def times(look: Look) -> Choice:
     )
 
 
+def widths(look: Look) -> tuple[int, ...]:
+    """Those that the network may have; one of which nothing is known learns as carefully as the widest."""
+    return WIDTHS if network_for(look.summary.condition) in (None, DDPMPP) else WIDTHS[-1:]
+
+
 def network(look: Look, width: int) -> Choice:
-    """A DDPM++: the first level has this width, the others twice as much; attention at 8 pixels unless it is narrow."""
+    """A DDPM++: the first level has this width, the others twice as much; attention at 8 pixels unless it is narrow.
+
+    Data with conditions that it does not take have another network, as it is.
+    """
+    name = network_for(look.summary.condition)
+    if name not in (None, DDPMPP):
+        return Choice(
+            f"the network {name!r}",
+            f"it takes {look.summary.condition}; its learning rates are those of {width} channels",
+            {"network": {"kind": name}},
+        )
     sides = resolutions(*look.summary.shape[1:])
     table = {
-        "kind": "ddpmpp",
+        "kind": DDPMPP,
         "channels": width,
         "channel_mult": [1, *[2] * (len(sides) - 1)],
         "blocks": 1 if width < 64 else 2,

@@ -316,7 +316,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     offer = offers[source]
     if role.knows_null and offer.null_remedy:
         raise TcmError(
-            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without labels; "
+            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without conditions; "
             f"{offer.null_remedy} or {name}.{role.knows_null}"
         )
     if source not in fitting:

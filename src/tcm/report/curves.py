@@ -15,13 +15,17 @@ from tcm.training.starts import start_now
 
 
 def losses(runs: Sequence[ObservedRun]) -> str:
-    """The loss by t of each stage."""
+    """The loss by t of each stage; over its steps too, where it trains other models than the student."""
     parts = []
     for run in runs:
         colours = figures.series_of(run.record.stages)
         for stage in _begun(run.record):
             svg = figures.loss_by_time(run.record.recipe, stage, colours[stage.name])
             parts.append(_plot(svg, f"Loss by noise level, {stage.name}", _named(run, stage.name, runs)))
+        for stage in (stage for stage in run.record.stages if stage.losses.keys() & set(stage.other_roles)):
+            svg = figures.losses_over_steps([stage], colours)
+            caption = _named(run, f"{stage.name}: the loss of each model that it trains, over its steps", runs)
+            parts.append(_plot(svg, f"Loss over steps of the models of {stage.name}", caption))
     sentence = (
         "The loss at each noise level in the first, second and last third of a stage: where the curves differ, the "
         "model was still learning; where they coincide, it has learned what it can."
@@ -78,7 +82,7 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
             caption = f"{metric} at t: data with noise of level t, denoised in one evaluation, against the data."
             drawn.append(_plot(svg, "Denoising distance over noise levels for each model", _named(run, caption, runs)))
         elif finished:
-            commands = "".join(f"<li>{html(code(measure_command(record, s, None, None)))}</li>" for s in finished)
+            commands = "".join(f"<li>{html(code(measure_command(record, s, None)))}</li>" for s in finished)
             drawn.append(
                 f"<div>{paragraph(_named(run, 'dFID is not measured yet; these commands measure it:', runs), 'note')}"
                 f'<ul class="commands">{commands}</ul></div>'
@@ -139,7 +143,7 @@ def _scores(run: ObservedRun, runs: Sequence[ObservedRun]) -> str:
             score.label,
             f"{score.value:.4g}" + ("" if score.deviation is None else f" ± {score.deviation:.2g}"),
             f"{score.count:,}",
-            score.sampling or "",
+            score.way,
             score.reference,
             score.time,
         ]

@@ -1,7 +1,8 @@
 """The pictures of a report, drawn from a run's models: fixed seeds, so that two reports show the same."""
 
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class PathFromNoise:
 
 @dataclass(frozen=True)
 class StageDrawings:
-    """What a stage's model gives; `problem` says why it gives nothing."""
+    """What a stage's model gives; `problem` says why it gives nothing, or only what is `drawn`."""
 
     stage: StageRecord
     problem: str | None = None
@@ -96,10 +97,14 @@ def observe_run(record: RunRecord) -> ObservedRun:
         try:
             model = Model.load(stage.model).to(best_device())
             drawings.append(_stage_drawings(stage, model))
-            if stage == chosen:
-                showpiece = _showpiece(stage, model)
         except TcmError as error:
             drawings.append(StageDrawings(stage, str(error)))
+            continue
+        if stage == chosen:
+            try:
+                showpiece = _showpiece(stage, model)
+            except TcmError as error:
+                drawings[-1] = replace(drawings[-1], problem=str(error))
     return ObservedRun(record, drawings, showpiece)
 
 
@@ -120,7 +125,7 @@ def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
 
 
 def _draw(model: Model, steps: int) -> Drawn:
-    model.sample(1, steps=1)  # the first call of a network is slow
+    model.sample(1, steps=steps)  # the first call of a network is slow
     start = time.perf_counter()
     images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
     seconds, count = time.perf_counter() - start, COLUMNS
@@ -150,10 +155,19 @@ def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
         quantise(model.sample(SAMPLES, steps=steps, seed=1000)),
         captions,
         examples,
-        [path_from_noise(model, steps) for steps in PATH_STEPS] if consistent else [],
+        paths_from_noise(model) if consistent else [],
         interpolate(model) if consistent else None,
         strip_captions,
     )
+
+
+def paths_from_noise(model: Model) -> list[PathFromNoise]:
+    """In 1, 2 and 4 steps, as far as the sampler accepts them; if it accepts none, in its usual steps."""
+    found = []
+    for steps in PATH_STEPS:
+        with suppress(TcmError):
+            found.append(path_from_noise(model, steps))
+    return found or [path_from_noise(model, model.sampler.usual_steps[0])]
 
 
 @torch.no_grad()

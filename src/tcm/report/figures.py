@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from io import StringIO
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -47,6 +48,8 @@ STYLE: Any = {
     "lines.linewidth": 1.7,
     "lines.solid_capstyle": "round",
 }
+DOTTED = ((0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (5, 1.5, 1, 1.5, 1, 1.5)))
+"""The lines of models that a stage trains besides the student."""
 MOST_POINTS = 250
 Limits = tuple[float, float] | None
 
@@ -90,13 +93,18 @@ def _seen(part: np.ndarray) -> np.ndarray:
 
 
 def losses_over_steps(stages: Sequence[StageRecord], colours: dict[str, int]) -> str:
-    """The loss of each stage over its steps."""
+    """The loss of each stage over its steps, and that of each other model that it trains, dotted."""
 
     def draw(axes: Axes) -> None:
+        found = []
         for stage in stages:
-            step, loss = _thinned(stage, "step"), _thinned(stage, "loss")
-            axes.plot(step, loss, **_line(colours[stage.name]), label=stage.name)
-        log_scale(axes, np.array([line["loss"] for stage in stages for line in stage.numbers], float))
+            look, dots = _line(colours[stage.name]), dict(zip(stage.other_roles, cycle(DOTTED), strict=False))
+            for role, key in stage.losses.items():
+                name = f"{stage.name}: {role}" if stage.other_roles else stage.name
+                steps, loss = _thinned(stage, "step", key), _thinned(stage, key, key)
+                axes.plot(steps, loss, **look | {"linestyle": dots.get(role, look["linestyle"])}, label=name)
+                found.append(loss)
+        log_scale(axes, np.concatenate(found))
         axes.legend(loc="best")
 
     return plot(draw, "step of the stage", "loss")
@@ -219,9 +227,9 @@ def mark_t_prime(axes: Axes, t_prime: float | None) -> None:
         )
 
 
-def _thinned(stage: StageRecord, key: str) -> np.ndarray:
-    """A column of the numbers in at most 250 points: means, but the largest of what is a maximum."""
-    values = np.array([line[key] for line in stage.numbers], float)
+def _thinned(stage: StageRecord, key: str, having: str = "loss") -> np.ndarray:
+    """A column of the lines that have a loss, in at most 250 points: means, but the largest of what is a maximum."""
+    values = np.array([line[key] for line in stage.lines if having in line], float)
     parts = np.array_split(values, min(len(values), MOST_POINTS))
     return np.array([part.max() if key.endswith("_max") else part.mean() for part in parts])
 

@@ -50,7 +50,7 @@ def per_condition(runs: Sequence[ObservedRun]) -> str:
 
 
 def paths(runs: Sequence[ObservedRun]) -> str:
-    """From noise to image in 1, 2 and 4 steps."""
+    """From noise to image in a few steps."""
 
     def render(run: ObservedRun) -> str:
         piece = run.showpiece
@@ -58,8 +58,9 @@ def paths(runs: Sequence[ObservedRun]) -> str:
             return ""
         rows = [row for path in piece.paths for row in _path_rows(path, 0)]
         rows += [row for sample in (1, 2) for row in _path_rows(piece.paths[-1], sample)]
+        numbers = ", ".join(str(len(path.times)) for path in piece.paths)
         return figure(
-            rows_of_images(rows), f"Paths from noise in 1, 2 and 4 steps of {run.record.name}", piece.stage.name
+            rows_of_images(rows), f"Paths from noise of {run.record.name}, steps: {numbers}", piece.stage.name
         )
 
     sentence = (

@@ -4,11 +4,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tcm.evaluation.scores import Score, differing_conditions
+from tcm.evaluation.scores import ConditionSource, Score, differing_conditions
 from tcm.recipes.folders import SCORES_FILE
 from tcm.report.drawing import Drawn, ObservedRun, StageDrawings
 from tcm.report.records import RunRecord, StageRecord
 
+SHOWN_CONDITIONS: tuple[ConditionSource, ...] = ("drawn", "given")
+"""A line shows a model under all its conditions, so not under one that a user chose."""
 DENOISING_TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 
 
@@ -41,10 +43,7 @@ class Curve:
 def headline_rows(runs: Sequence[ObservedRun]) -> list[Row]:
     """The lines of all runs; all their scores were taken under the same conditions."""
     pairs = [(run, stage, drawn) for run in runs for stage in run.drawings for drawn in stage.drawn]
-    scores = [
-        [score for score in run.record.scores if _is_distance(score) and _is_of(score, stage, drawn.described)]
-        for run, stage, drawn in pairs
-    ]
+    scores = [[score for score in run.record.scores if _is_line(score, stage, drawn)] for run, stage, drawn in pairs]
     chosen = largest_group([score for some in scores for score in some])
     return [
         Row(
@@ -55,7 +54,7 @@ def headline_rows(runs: Sequence[ObservedRun]) -> list[Row]:
             stage.parameters,
             next((score for score in reversed(some) if score in chosen), None),
             bool(some) and not any(score in chosen for score in some),
-            measure_command(run.record, stage.stage, drawn, chosen[0].count if chosen else None),
+            measure_command(run.record, stage.stage, drawn, chosen),
         )
         for (run, stage, drawn), some in zip(pairs, scores, strict=True)
     ]
@@ -89,7 +88,7 @@ def denoising_curves(run: ObservedRun) -> list[Curve]:
     found: list[tuple[StageRecord, float, Score]] = []
     for stage in run.drawings:
         for score in run.record.scores:
-            if score.t is not None and stage.stage.sampler.generates_at_once and _is_of(score, stage, None):
+            if score.t is not None and stage.stage.sampler.generates_at_once and score.subject_hash == stage.hash:
                 # The points of a curve differ in t and in nothing else.
                 found.append((stage.stage, score.t, replace(score, t=None)))
     chosen = largest_group([score for _, _, score in found])
@@ -109,24 +108,33 @@ def denoising_metric(run: ObservedRun) -> str:
 
 
 def largest_group(scores: Sequence[Score]) -> list[Score]:
-    """The most scores that may be compared with each other; of equally many, the newest."""
+    """The most scores that may be compared with each other; of equally many, the newest.
+
+    Their conditions were all drawn or all given; a model without conditions may be compared with both.
+    """
     groups: list[list[Score]] = []
-    for score in scores:
-        group = next((group for group in groups if not differing_conditions(group[0], score)), None)
-        if group is None:
-            groups.append([score])
-        else:
-            group.append(score)
+    for source in SHOWN_CONDITIONS:
+        alike: list[list[Score]] = []
+        for score in (score for score in scores if score.conditions in (None, source)):
+            group = next((group for group in alike if not differing_conditions(group[0], score)), None)
+            if group is None:
+                alike.append([score])
+            else:
+                group.append(score)
+        groups += alike
     return max(groups, key=lambda group: (len({_what(score) for score in group}), group[-1].time), default=[])
 
 
-def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, count: int | None) -> str:
-    """The command that measures one line, or without `drawn` the denoising of a stage."""
+def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, others: Sequence[Score] = ()) -> str:
+    """The command that measures one line like the `others`, or without `drawn` the denoising of a stage."""
+    count = others[0].count if others else None
     digits = run.recipe.data.path == "digits"
     words = ["tcm", "eval", str(stage.model), "--data", run.recipe.data.path]
     words += ["--detector", "digits"] if digits else []
     words += ["-n", str(count or 5000)] if count or digits else []
     words += ["--steps", str(drawn.steps)] if drawn else []
+    given = run.recipe.conditional and any(score.conditions == "given" for score in others)
+    words += ["--data-conditions"] if given else []
     if drawn is None:
         _, high = stage.spec.domain(run.recipe)
         times = [t for t in DENOISING_TIMES if t < high] + [high]
@@ -134,12 +142,10 @@ def measure_command(run: RunRecord, stage: StageRecord, drawn: Drawn | None, cou
     return shlex.join([*words, "--scores", str(run.folder / SCORES_FILE)])
 
 
-def _is_distance(score: Score) -> bool:
-    return score.t is None and score.kind == "fid"
-
-
-def _is_of(score: Score, stage: StageDrawings, described: str | None) -> bool:
-    return (score.subject_hash, score.sampling) == (stage.hash, described)
+def _is_line(score: Score, stage: StageDrawings, drawn: Drawn) -> bool:
+    """Whether it is the distance of this model, sampled in this way."""
+    same = (score.kind, score.t, score.subject_hash, score.sampling) == ("fid", None, stage.hash, drawn.described)
+    return same and score.conditions != "chosen"
 
 
 def _what(score: Score) -> tuple[str, str, str | None]:

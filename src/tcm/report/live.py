@@ -71,7 +71,13 @@ def live_page(folder: Path, every: float) -> str:
     colours = figures.series_of(run.stages)
     plots = []
     if begun:
-        plots.append(figure(figures.losses_over_steps(begun, colours), "Loss over steps", "The loss of each stage."))
+        plots.append(
+            figure(
+                figures.losses_over_steps(begun, colours),
+                "Loss over steps",
+                "The loss of each stage.",
+            )
+        )
     grids = overview.newest_grids(run, ("unfinished", "failed", "finished"))
     parts = [
         overview.top([observed]),

@@ -58,7 +58,11 @@ def headline(runs: Sequence[ObservedRun]) -> str:
     """The table of all models and ways of sampling."""
     rows = headline_rows(runs)
     problems = [
-        paragraph(f"The model of {drawing.stage.name} in {run.record.name} gives no images: {drawing.problem}", "note")
+        paragraph(
+            f"The model of {drawing.stage.name} in {run.record.name} gives no "
+            f"{'more ' if drawing.drawn else ''}images: {drawing.problem}",
+            "note",
+        )
         for run in runs
         for drawing in run.drawings
         if drawing.problem
@@ -245,9 +249,10 @@ def _conditions(scores: Sequence[Score]) -> list[str]:
         return [paragraph(speed, "note")]
     one = scores[0]
     reference = "" if one.reference_count is None else f" ({one.reference_count:,} images)"
+    given = " under given conditions" if any(score.conditions == "given" for score in scores) else ""
     return [
         paragraph(
-            f"{one.metric}: {one.count:,} samples against {one.reference}{reference}, detector {one.detector} "
+            f"{one.metric}: {one.count:,} samples{given} against {one.reference}{reference}, detector {one.detector} "
             f"{one.detector_hash[:8]}, {one.preprocessing}; one measurement each, so a small difference may be chance. "
             f"{speed}",
             "note",

@@ -37,6 +37,8 @@ class StageRecord:
     folder: Path
     lines: list[dict[str, Any]]
     starts: list[Start]
+    other_roles: tuple[str, ...] = ()
+    """The models that it trains besides the student."""
 
     @property
     def model(self) -> Path:
@@ -72,6 +74,12 @@ class StageRecord:
     def numbers(self) -> list[dict[str, Any]]:
         """The lines with losses, in order."""
         return [line for line in self.lines if "loss" in line]
+
+    @property
+    def losses(self) -> dict[str, str]:
+        """The trained models that have a loss so far, and its key in the lines: `loss`, or another's `fake.loss`."""
+        keys = {"student": "loss"} | {role: f"{role}.loss" for role in self.other_roles}
+        return {role: key for role, key in keys.items() if any(key in line for line in self.lines)}
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -157,7 +165,8 @@ def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     lines = _lines(folder / "metrics.jsonl")
     generates, t_prime = spec.start(recipe) is not None, spec.forgets_below(recipe)
     sampler = spec.sampler(recipe.second_time)
-    return StageRecord(name, spec, sampler, span, generates, t_prime, folder, lines, read_starts(folder))
+    others = tuple(key for key, role in spec.roles(recipe).items() if role.trained and key != "student")
+    return StageRecord(name, spec, sampler, span, generates, t_prime, folder, lines, read_starts(folder), others)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class _Bench:
             denoise, times = model_denoise(model), [wanted.t]
             return denoising_distances(denoise, self.dataset, times, self.reference, owner, subject.count, batch)
         sampling = Sampling(steps=wanted.steps)
-        owner = model_subject(model, subject.name, sampling.describe(model), self.first_seed)
+        owner = model_subject(model, subject.name, sampling, self.first_seed)
         seeds = range(self.first_seed, self.first_seed + subject.count)
         return evaluate(
             until_stopped(stop, generate(model, seeds, sampling, batch)), self.reference, owner, self.metrics
@@ -196,4 +196,5 @@ def _scores_elsewhere(run: Path) -> list[Score]:
 
 def _scores(run: Path) -> list[Score]:
     file = run / SCORES_FILE
-    return read_scores(file) if file.is_file() else []
+    scores = read_scores(file) if file.is_file() else []
+    return [score for score in scores if not score.set_conditions]

@@ -137,7 +137,7 @@ def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
     }
     scores: dict[str, Score] = {}
     courses: dict[str, dict[int, dict[str, Score]]] = {}
-    for score in record.scores:
+    for score in (score for score in record.scores if not score.set_conditions):
         name, _, step = score.subject.partition("@")
         label = _label(score, samplings.get(name, {}))
         if label is not None and not step:

@@ -59,10 +59,18 @@ def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
     found = data.condition_kind if recipe.conditional or expected is not None else None
     if recipe.conditional and found is None:
         raise TcmError(
-            f"conditional=true, but data.path={recipe.data.path} has no labels; add labels or set conditional=false"
+            f"conditional=true, but data.path={recipe.data.path} has no {_annotations(expected)}; add them or set "
+            "conditional=false"
         )
     if expected is not None and found != expected:
-        has = "no labels" if found is None else found
+        has = f"no {_annotations(expected)}" if found is None else found
         said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
         raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
     return found if recipe.conditional else None
+
+
+def _annotations(expected: ConditionKind | None) -> str:
+    """What data lacks."""
+    if expected is None:
+        return "classes or other annotations"
+    return "classes" if isinstance(expected, Classes) else f"annotations ({expected})"

@@ -53,7 +53,10 @@ class Setting(Spec):
         default=USUAL,
         description="how f is made of the network: EDM's way, or CM's, where f is the identity at epsilon",
     )
-    conditional: bool = Field(default=False, description="whether the network is given the data set's labels")
+    conditional: bool = Field(
+        default=False,
+        description="whether the network is given the classes of the images, or what else they are annotated with",
+    )
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"
     )

@@ -79,7 +79,7 @@ class PairsStage(Stage):
                 f"set guidance=1.0"
             )
         if self.guidance != 1 and not setting.conditional:
-            raise TcmError(f"{name}.guidance={self.guidance} needs labels; set conditional=true or guidance=1.0")
+            raise TcmError(f"{name}.guidance={self.guidance} needs conditions; set conditional=true or guidance=1.0")
 
     @property
     def how(self) -> str:

@@ -26,7 +26,7 @@ class DiffusionStage(Stage):
         super().check(name, setting)
         if self.label_dropout and not setting.conditional:
             raise TcmError(
-                f"{name}.label_dropout={self.label_dropout} needs labels; set conditional=true or label_dropout=0.0"
+                f"{name}.label_dropout={self.label_dropout} needs conditions; set conditional=true or label_dropout=0.0"
             )
 
     def sampler(self, second_time: float) -> HeunSampler:
