@@ -103,7 +103,7 @@ def test_warnings_are_red_and_not_a_green_end(fair_run: Path, tmp_path: Path) ->
     run = tmp_path / "run"
     shutil.copytree(fair_run, run)
     metrics = run / "3-truncated" / "metrics.jsonl"
-    flat = {"step": 4, "event": "flat", "reason": "the samples are <flat>"}
+    flat = {"step": 4, "event": "featureless", "reason": "the samples are <flat>"}
     metrics.write_text(metrics.read_text() + json.dumps({"step": 4, "spread": 0.1}) + "\n" + json.dumps(flat) + "\n")
     page = report(run)
     assert page.source.count('<span class="finished">finished</span>') == 2, "continued averages over 10,000 steps"

@@ -12,7 +12,14 @@ from tcm.data import ArrayDataset, open_dataset
 from tcm.data.summary import summarize
 from tcm.recipes.resolve import resolve, shipped
 from tcm.training import health
-from tcm.training.health import Variation, flatness, long_averages, warnings_at_start, warnings_in, wrong_sigma_data
+from tcm.training.health import (
+    Variation,
+    featurelessness,
+    long_averages,
+    warnings_at_start,
+    warnings_in,
+    wrong_sigma_data,
+)
 
 
 @pytest.mark.parametrize(("decay", "steps", "wrong"), [(0.99, 300, False), (0.99, 299, True), (0.9999, 1000, True)])
@@ -60,16 +67,16 @@ def test_flat_and_grey_samples() -> None:
     data = Variation.of(torch.rand(64, 3, 8, 8) * 2 - 1)
     grey = torch.full((64, 3, 8, 8), 0.1) + 0.01 * torch.randn(64, 3, 8, 8)
     one_colour_each = (torch.rand(64, 1, 1, 1) * 2 - 1).expand(64, 3, 8, 8)
-    assert "differ from each other by 0.01" in str(flatness(Variation.of(grey), data))
-    assert "are flat" in str(flatness(Variation.of(one_colour_each), data))
-    assert flatness(Variation.of(torch.rand(64, 3, 8, 8) - 0.5), data) is None
+    assert "differ from each other by 0.01" in str(featurelessness(Variation.of(grey), data))
+    assert "are flat" in str(featurelessness(Variation.of(one_colour_each), data))
+    assert featurelessness(Variation.of(torch.rand(64, 3, 8, 8) - 0.5), data) is None
 
 
 def test_flat_samples_are_an_event_at_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "FLAT", 100.0)  # no sample varies as much
     fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.sample_every=6")
     assert fit.run(stop)
-    assert [(event["step"], event["event"]) for event in events(tmp_path)] == [(12, "flat")]
+    assert [(event["step"], event["event"]) for event in events(tmp_path)] == [(12, "featureless")]
     assert "this stage has not learned" in events(tmp_path)[0]["reason"]
 
 
@@ -93,6 +100,6 @@ def test_which_warnings_still_hold() -> None:
         {"step": 5, "event": "collapse", "reason": "then"},
         {"step": 7, "event": "skipped", "reason": "a spike"},
         {"step": 10, "spread": 0.2},
-        {"step": 10, "event": "flat", "reason": "now"},
+        {"step": 10, "event": "featureless", "reason": "now"},
     ]
     assert warnings_in(lines) == ["sigma", "now"]

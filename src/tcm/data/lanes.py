@@ -64,7 +64,7 @@ class StreamBatches:
         self._seed = seed
         self._batch = batch
         self._flip = flip
-        self._positions = rank_indices(batch, rank, world)
+        self._index = rank_indices(batch, rank, world)
         self._lanes = _shared_lanes(stream, lanes, world)
         self._own_lanes = range(rank, self._lanes, world)
         self._window = max(1, window // self._lanes)
@@ -99,16 +99,16 @@ class StreamBatches:
     ) -> Iterator[LoadedBatch]:
         for number in count(step):
             samples = []
-            for index in self._positions:
+            for index in self._index:
                 lane = int(number * self._batch + index) % self._lanes
                 sample, positions[lane] = next(lanes[lane])
                 samples.append(sample)
             images = np.stack(list(decoders.map(self._stream.decode, samples)))
             condition = self._stream.condition(samples)
-            mirrored = flips(self._seed, number, self._positions) if self._flip else None
+            mirrored = flips(self._seed, number, self._index) if self._flip else None
             resume: Resume = {"stream": self._stream.identity}
             resume |= {f"lane {lane}": asdict(position) for lane, position in positions.items()}
-            yield replace(as_batch(images, condition, mirrored, self._positions, number), resume=resume)
+            yield replace(as_batch(images, condition, mirrored, self._index, number), resume=resume)
 
     def _samples(
         self, lane: int, position: LanePosition, readers: ThreadPoolExecutor

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.flattening import Curves
-from tcm.report.headline import Curve
+from tcm.report.headline import DenoisingByTime
 from tcm.report.records import StageRecord
 from tcm.training.metrics import time_bins
 
@@ -154,7 +154,7 @@ def schedule(name: str, recipe: Recipe, stages: Sequence[StageRecord], colours: 
     return plot(draw, "step of the stage", name)
 
 
-def denoising(curves: Sequence[Curve], colours: dict[str, int], t_prime: float | None, metric: str) -> str:
+def denoising(curves: Sequence[DenoisingByTime], colours: dict[str, int], t_prime: float | None, metric: str) -> str:
     """dFID_t over t for each consistency model, with t' marked."""
 
     def draw(axes: Axes) -> None:

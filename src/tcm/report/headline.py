@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Curve:
+class DenoisingByTime:
     """dFID_t of one stage: `values` at `times`."""
 
     stage: StageRecord
@@ -83,7 +83,7 @@ def speed_text(images_per_second: float) -> str:
     return f"{images_per_second:,.0f}" if images_per_second >= 10 else f"{images_per_second:.2g}"
 
 
-def denoising_curves(run: ObservedRun) -> list[Curve]:
+def denoising_curves(run: ObservedRun) -> list[DenoisingByTime]:
     """dFID_t of each consistency model for which it has been measured, under the same conditions."""
     found: list[tuple[StageRecord, float, Score]] = []
     for stage in run.drawings:
@@ -97,7 +97,7 @@ def denoising_curves(run: ObservedRun) -> list[Curve]:
         points = {t: score.value for owner, t, score in found if owner == stage.stage and score in chosen}
         if points:
             times = sorted(points)
-            curves.append(Curve(stage.stage, times, [points[t] for t in times]))
+            curves.append(DenoisingByTime(stage.stage, times, [points[t] for t in times]))
     return curves
 
 

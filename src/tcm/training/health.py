@@ -22,7 +22,7 @@ SPANS = 3
 FLAT = 0.3
 """Samples that vary less than this share of what the data does are flat; a model that has learned gives 0.8 or more."""
 
-WARNING, FLAT_EVENT, COLLAPSE_EVENT = "warning", "flat", "collapse"
+WARNING, FEATURELESS_EVENT, COLLAPSE_EVENT = "warning", "featureless", "collapse"
 
 
 def warnings_at_start(recipe: Recipe, name: str, data: Dataset | Stream, sigma_data: float) -> list[str]:
@@ -92,10 +92,10 @@ class Variation:
         return cls(float(images.std(0).mean()), float(images.flatten(1).std(1).mean()))
 
 
-def flatness(samples: Variation, data: Variation) -> str | None:
+def featurelessness(samples: Variation, data: Variation) -> str | None:
     """What is wrong with samples that hardly vary although the data do; None if nothing is.
 
-    >>> flatness(Variation(0.05, 0.4), Variation(0.6, 0.5))
+    >>> featurelessness(Variation(0.05, 0.4), Variation(0.6, 0.5))
     'the samples differ from each other by 0.05, the data by 0.6: this stage has not learned; train it longer'
     """
     for what, own, of_data in (
@@ -116,5 +116,5 @@ def warnings_in(lines: Sequence[dict[str, Any]]) -> list[str]:
         str(line["reason"])
         for line in lines
         if line.get("event") == WARNING
-        or (line.get("event") in (FLAT_EVENT, COLLAPSE_EVENT) and int(line["step"]) == newest)
+        or (line.get("event") in (FEATURELESS_EVENT, COLLAPSE_EVENT) and int(line["step"]) == newest)
     ]

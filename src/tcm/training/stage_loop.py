@@ -17,7 +17,7 @@ from tcm.recipes.decided import note_decision
 from tcm.recipes.stages.base import Decision
 from tcm.recipes.stages.flattening import Curves, is_flat
 from tcm.training.checkpoint import Checkpoints, Position
-from tcm.training.health import COLLAPSE_EVENT, FLAT_EVENT, WARNING, Variation, flatness
+from tcm.training.health import COLLAPSE_EVENT, FEATURELESS_EVENT, WARNING, Variation, featurelessness
 from tcm.training.metrics import MetricsFile, Window
 from tcm.training.rounding import GOOD, measure_rounding, refuse_rounding
 from tcm.training.trackers import Tracker
@@ -241,8 +241,8 @@ class StageLoop:
         if model.sampler.generates_at_once and found.spread < of_noise + COLLAPSE * of_data.spread:
             remedy = self.trainer.stage.collapse_remedy
             self._event(step, COLLAPSE_EVENT, f"one-step samples hardly differ (spread {found.spread:.2g}); {remedy}")
-        elif done and (reason := flatness(found, of_data)) is not None:
-            self._event(step, FLAT_EVENT, reason)
+        elif done and (reason := featurelessness(found, of_data)) is not None:
+            self._event(step, FEATURELESS_EVENT, reason)
 
     def _event(self, step: int, event: str, reason: str) -> None:
         self._write({"step": step, "event": event, "reason": reason})
