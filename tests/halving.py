@@ -34,6 +34,7 @@ class Halving(Objective):
     """E max(1/t², 1) ‖f(x_t, t) − Y‖²/d: from t, a step towards Y lands where two steps of the teacher do."""
 
     grid: tuple[float, ...]
+    times = None
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         begin = 2 * (streams.uniform().cpu().double() * (len(self.grid) // 2)).long()

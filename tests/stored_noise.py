@@ -46,6 +46,8 @@ class GaussianPairs(ArrayDataset):
 class Regression(Objective):
     """E |f(x_T, T) − x|."""
 
+    times = None
+
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         if batch.trajectory is None:
             raise TcmError("the data has no trajectories to learn from; use stored_noise:GaussianPairs")

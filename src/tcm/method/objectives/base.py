@@ -91,7 +91,7 @@ class Losses:
 class Objective(ABC):
     """What a stage minimises; a frozen dataclass, so that nothing is remembered from step to step."""
 
-    times: TimeDistribution | None = None
+    times: TimeDistribution | None
     """How its training times are drawn; None if it draws none."""
 
     @abstractmethod
