@@ -35,8 +35,8 @@ def tiny(steps: int = 12, *overrides: str) -> list[str]:
     samples = ["diffusion.sample_every=12", "consistency.sample_every=6", "truncated.sample_every=6"]
     watched = ["consistency.watched_images=16"]
     ours = [*network, "adapts=false", *stages, *samples, *watched, "diffusion.warmup=1", "consistency.curriculum.d=4"]
-    replaced = {override.partition("=")[0] for override in overrides}
-    return [word for word in ours if word.partition("=")[0] not in replaced] + list(overrides)
+    replaced = tuple(f"{override.partition('=')[0]}." for override in overrides)  # a table replaces all its keys
+    return [word for word in ours if not f"{word.partition('=')[0]}.".startswith(replaced)] + list(overrides)
 
 
 def tiny_recipe(steps: int = 12, *overrides: str) -> Recipe:

@@ -1,5 +1,7 @@
 """Eq. 3 and its coefficients; precision; the learned uncertainty."""
 
+from math import hypot
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,8 @@ from oracles import Exact, Formula, gaussian_consistency
 from torch import Tensor
 
 from tcm import Classes, DDPMppConfig, Denoiser, EDM2Config, Labels, Uncertainty
-from tcm.method.preconditioning import c_in, c_noise, c_out, c_skip
+from tcm.foundation.errors import TcmError
+from tcm.method.preconditioning import EDM, Shifted, c_in, c_noise, c_out, c_skip
 
 
 @given(st.floats(1e-6, 1e4), st.floats(0.05, 5))
@@ -19,6 +22,34 @@ def test_coefficients_keep_unit_variance(t: float, sigma: float) -> None:
     residual = (1 - c_skip(time, sigma)) ** 2 * sigma**2 + c_skip(time, sigma) ** 2 * t**2
     assert float(residual / c_out(time, sigma) ** 2) == pytest.approx(1, rel=1e-6)
     assert float((4 * c_noise(time)).exp()) == pytest.approx(t)
+
+
+@given(st.floats(1e-6, 1e4), st.floats(0.05, 5), st.floats(0, 1))
+def test_shifted_coefficients(t: float, sigma: float, epsilon: float) -> None:
+    """CM's formulas in Python's numbers; with ε = 0 they are EDM's, and c_in and c_noise always are."""
+    time, cm = torch.tensor(t, dtype=torch.float64), Shifted(epsilon)
+    assert float(cm.c_skip(time, sigma)) == pytest.approx(sigma**2 / ((t - epsilon) ** 2 + sigma**2))
+    assert float(cm.c_out(time, sigma)) == pytest.approx(sigma * (t - epsilon) / hypot(sigma, t))
+    for made in (EDM(), Shifted(0.0)):
+        assert float(made.c_skip(time, sigma)) == float(c_skip(time, sigma))
+        assert float(made.c_out(time, sigma)) == pytest.approx(float(c_out(time, sigma)))
+    for made in (EDM(), cm):
+        assert float(made.c_in(time, sigma)) == float(c_in(time, sigma))
+        assert float(made.c_noise(time, sigma)) == float(c_noise(time))
+
+
+@given(st.floats(1e-4, 1.0), st.floats(0.05, 5), st.sampled_from([torch.float32, torch.float64]))
+def test_shifted_is_the_identity_at_epsilon_for_any_network(epsilon: float, sigma: float, dtype: torch.dtype) -> None:
+    shape = (1, 2, 2)
+    f = Denoiser(Formula(lambda x, t, labels: 100 + x.cos()), shape, sigma_data=sigma, preconditioning=Shifted(epsilon))
+    x = torch.linspace(-3, 3, 8).view(2, *shape)
+    torch.testing.assert_close(f(x, torch.full((2,), epsilon, dtype=dtype)), x)
+    assert not torch.allclose(f(x, torch.full((2,), 2 * epsilon, dtype=dtype)), x)
+
+
+def test_a_time_of_identity_below_zero() -> None:
+    with pytest.raises(TcmError, match=r"epsilon=-0.1, the time at which f is the identity, must be at least 0"):
+        Shifted(-0.1)
 
 
 def test_denoiser_is_the_papers_formula_around_any_network() -> None:

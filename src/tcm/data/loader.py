@@ -127,6 +127,8 @@ class _Steps(TorchDataset[LoadedBatch | TcmError]):
             indices = global_batch(self._dataset.count, self._seed, step, self._batch)[self._index]
             images, condition = self._dataset.read(indices)
             trajectory = self._dataset.trajectory(indices)
+            if trajectory is not None:
+                trajectory.check(images.shape)
         except TcmError as error:
             return error
         mirrored = flips(self._seed, step, self._index) if self._flip else None

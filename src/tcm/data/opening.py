@@ -76,6 +76,11 @@ def with_channels(dataset: Dataset, channels: int) -> Dataset:
     """Convert a data set to gray (ITU-R 601 luma, as Pillow rounds it) or to RGB (gray repeated), in memory."""
     if dataset.shape[0] == channels:
         return dataset
+    if dataset.trajectory(np.arange(1)) is not None:
+        raise TcmError(
+            f"channels={channels} would not convert the trajectories that are stored with these images of "
+            f"{dataset.shape[0]} channels; leave channels out"
+        )
     parts = [_luma(part) if channels == 1 else part.repeat(3, axis=1) for part in dataset.chunks()]
     return ArrayDataset(np.concatenate(parts), dataset.annotations, dataset.skipped)
 

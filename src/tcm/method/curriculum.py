@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ class Spacing(ABC):
     @abstractmethod
     def delta(self, t: Tensor, step: int) -> Tensor:
         """Δ_t in (0, t), for times t (float64, on the CPU)."""
+
+    def within(self, low: float, high: float) -> Self:
+        """The same spacing for times in [low, high]; one that does not depend on the range is itself."""
+        return self
 
     def earliest(self, t: float) -> float:
         """The lowest r = t − Δ_t of any step; by default that of the first.

@@ -79,10 +79,13 @@ class Sampler(ABC):
 
     model: ClassVar[str]
     """What people call a model that is sampled in this way."""
-    usual_steps: ClassVar[tuple[int, ...]]
-    """The numbers of steps that a report shows and measures; the first is the default."""
     generates_at_once: ClassVar[bool]
     """Whether one evaluation gives an image: then its denoising at each t is worth measuring too."""
+
+    @property
+    @abstractmethod
+    def usual_steps(self) -> tuple[int, ...]:
+        """The numbers of steps that a report shows and measures; the first is the default."""
 
     @abstractmethod
     def run(

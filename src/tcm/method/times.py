@@ -31,7 +31,7 @@ class TimeDistribution(ABC):
     def within(self, low: float, high: float) -> Self:
         """The same distribution on [low, high], unless it has its own bounds."""
 
-    def at(self, step: int) -> Self:
+    def at(self, step: int) -> TimeDistribution:
         """The distribution at a step of training; one that does not change is itself."""
         return self
 

@@ -1,14 +1,13 @@
-"""Overrides that reach further than one key: those for all stages, and a warm-up that fits a shortened stage."""
+"""Overrides that reach further than one key: those for several stages, and a warm-up that fits a shortened stage."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.recipes.stages import stage_class
-
-ALL = "*."
 
 
 def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[str]:
@@ -18,22 +17,28 @@ def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[
     >>> for_each_stage(["*.steps=500", "second.steps=100", "*.t_prime=0.5"], digits)
     ['second.steps=100', 'first.steps=500', 'second.t_prime=0.5']
     """
-    single = [override for override in overrides if not override.startswith(ALL)]
+    single = [override for override in overrides if not _is_pattern(override)]
     given = {override.partition("=")[0].strip().removeprefix("stages.") for override in single}
     found = []
-    for override in overrides:
-        if not override.startswith(ALL):
-            continue
-        key = override.removeprefix(ALL).partition("=")[0].strip()
+    for override in filter(_is_pattern, overrides):
+        pattern, _, rest = override.partition(".")
+        key = rest.partition("=")[0].strip()
         own = key.partition(".")[0]
-        having = [name for name, stage in stages.items() if own in _keys(stage)]
+        meant = {name: stage for name, stage in stages.items() if fnmatchcase(name, pattern)}
+        if not meant:
+            raise TcmError(f"override {override!r}: no stage is called {pattern!r}; the stages are {', '.join(stages)}")
+        having = [name for name, stage in meant.items() if own in _keys(stage)]
         if not having:
-            known = {known for stage in stages.values() for known in _keys(stage)}
+            known = {known for stage in meant.values() for known in _keys(stage)}
             near = get_close_matches(own, known, 1)
-            advice = f"did you mean '*.{near[0]}'?" if near else "see `tcm recipes show NAME` for the keys"
+            advice = f"did you mean '{pattern}.{near[0]}'?" if near else "see `tcm recipes show NAME` for the keys"
             raise TcmError(f"override {override!r}: no stage has the key {own!r}; {advice}")
-        found += [f"{name}.{override.removeprefix(ALL)}" for name in having if f"{name}.{key}" not in given]
+        found += [f"{name}.{rest}" for name in having if f"{name}.{key}" not in given]
     return single + found
+
+
+def _is_pattern(override: str) -> bool:
+    return "*" in override.partition("=")[0].partition(".")[0]
 
 
 def _keys(stage: Any) -> Mapping[str, object]:

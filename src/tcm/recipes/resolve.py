@@ -39,17 +39,16 @@ def shipped() -> list[str]:
 
 def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a shipped name or a .toml file, with overrides such as `truncated.t_prime=1.5`;
-    `*.batch=16` is for all stages.
+    `*.batch=16` is for all stages, `halving-*.batch=16` for those of this name: the rounds of a stage `halving`.
 
     >>> resolve("cifar10", ["consistency.steps=1000", "seed=3"]).stages["consistency"].steps
     1000
     """
-    tree = _load(str(name_or_path), ())
+    tree = _in_rounds(_load(str(name_or_path), ()), str(name_or_path))
     given = _override_tree(for_each_stage(overrides, _stages(tree)), tree)
     if shortened := shortened_warmups(_stages(tree), _stages(given)):
         given = _merge(given, {"stages": shortened})
-    tree = _in_order(_merge(tree, given), "overrides")
-    return recipe_of(_in_rounds(tree, str(name_or_path)), str(name_or_path))
+    return recipe_of(_in_order(_merge(tree, given), "overrides"), str(name_or_path))
 
 
 def recipe_of(tree: Tree, source: str) -> Recipe:
@@ -247,21 +246,23 @@ def _in_rounds(tree: Tree, source: str) -> Tree:
     """The table with each stage that has `rounds` as so many stages in a row, NAME-1, NAME-2, and so on."""
     stages: Tree = {}
     for name, table in _stages(tree).items():
-        rounds = table.get("rounds") if isinstance(table, Mapping) else None
-        if rounds is None:
-            parts = {name: table}
-        elif isinstance(rounds, list) and rounds and all(isinstance(own, Mapping) for own in rounds):
-            shared = {key: value for key, value in table.items() if key != "rounds"}
-            parts = {f"{name}-{number}": _merge(shared, own) for number, own in enumerate(rounds, 1)}
-        else:
-            raise TcmError(
-                f"{source}: {name}.rounds={rounds!r} must be a list with a table of its own keys for each round, such "
-                "as [{ steps = 500 }, {}]"
-            )
+        parts = _rounds(name, table, source) if isinstance(table, Mapping) else {name: table}
         if twice := stages.keys() & parts.keys():
             raise TcmError(f"{source}: there are two stages {min(twice)!r}, one of them a round; rename one")
         stages |= parts
     return tree | {"stages": stages} if stages else tree
+
+
+def _rounds(name: str, table: Mapping[str, Any], source: str) -> Tree:
+    rounds, shared = table.get("rounds", UNSET), {key: table[key] for key in table if key != "rounds"}
+    if rounds == UNSET:
+        return {name: shared}
+    if isinstance(rounds, list) and rounds and all(isinstance(own, Mapping) for own in rounds):
+        return {f"{name}-{number}": _merge(shared, own) for number, own in enumerate(rounds, 1)}
+    raise TcmError(
+        f"{source}: {name}.rounds={rounds!r} must be a list with a table of its own keys for each round, such as "
+        "[{ steps = 500 }, {}]"
+    )
 
 
 def with_nulls(value: object) -> object:

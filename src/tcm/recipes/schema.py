@@ -228,6 +228,8 @@ def _build(recipe: Recipe, name: str, stage: Stage) -> None:
         times = stage.build(recipe).times
     except TcmError as error:
         raise TcmError(f"{name}: {error}") from error
+    if times is None:
+        return
     for key, value in zip(("low", "high"), times.span, strict=True):
         if not low <= value <= high:
             raise TcmError(

@@ -47,9 +47,14 @@ def stability(runs: Sequence[ObservedRun]) -> str:
             svg = figures.gradient_norms(stages, colours, limits)
             caption = "Gradient norm of the stages that generate in one step: the mean, with a band up to the maximum."
             norms.append(_plot(svg, "Gradient norm of the one-step stages", _named(run, caption, runs)))
-            captions = {name: text for stage in stages for name, text in stage.spec.schedule_captions.items()}
+            recipe = run.record.recipe
+            captions = {
+                name: stage.spec.schedule_captions.get(name, f"{name}, which changes over the steps.")
+                for stage in stages
+                for name in stage.spec.build(recipe).schedule(0)
+            }
             for name, caption in captions.items():
-                svg = figures.schedule(name, run.record.recipe, _consistency(run.record), colours)
+                svg = figures.schedule(name, recipe, _consistency(run.record), colours)
                 schedules.append(_plot(svg, f"{name} over steps", _named(run, caption, runs)))
     sentence = (
         "The paper's sign of stability: a stage whose gradient norm spikes again and again is near collapse; truncated "
@@ -65,15 +70,20 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
         record = run.record
         colours = figures.series_of(record.stages)
         t_prime = _t_prime(record)
-        stages = _consistency(record) or record.stages
-        svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
+        stages = [
+            stage
+            for stage in _consistency(record) or record.stages
+            if stage.spec.build(record.recipe).times is not None
+        ]
         caption = (
             "Where each stage's training times lie: truncated training uses only times above t′ (the peak there is "
             "cut off)."
         )
         if t_prime is None:
             caption = "Where each stage's training times lie."
-        times.append(_plot(svg, "Densities of the training times", _named(run, caption, runs)))
+        if stages:
+            svg = figures.time_distributions(record.recipe, stages, colours, t_prime)
+            times.append(_plot(svg, "Densities of the training times", _named(run, caption, runs)))
         curves = denoising_curves(run)
         finished = [stage for stage in _consistency(record) if stage.status == "finished"]
         if curves:

@@ -188,13 +188,16 @@ def watched(curves: Curves, marked: Sequence[float], series: int) -> str:
 def time_distributions(
     recipe: Recipe, stages: Sequence[StageRecord], colours: dict[str, int], t_prime: float | None
 ) -> str:
-    """The density of ln t from which each stage draws its training times."""
+    """The density of ln t from which each stage draws its training times, at its last step."""
 
     def draw(axes: Axes) -> None:
         highest = 0.0
         for stage in stages:
+            times = stage.spec.build(recipe).times
+            if times is None:
+                continue
             t = np.geomspace(*stage.span, 400)
-            density = stage.spec.build(recipe).times.density(torch.from_numpy(t)).numpy() * t
+            density = times.at(stage.spec.steps - 1).density(torch.from_numpy(t)).numpy() * t
             colour = SERIES[colours[stage.name]]
             axes.fill_between(t, density, color=colour, alpha=0.12, linewidth=0)
             axes.plot(t, density, **_line(colours[stage.name]), label=stage.name)

@@ -152,7 +152,7 @@ class Trainer:
 
     def _bin(self, losses: Losses) -> Tensor:
         """The sums of the weighted loss by t, then the counts."""
-        where, device = torch.bucketize(losses.t, self.bin_edges[1:-1]), losses.weighted.device
+        where, device = torch.bucketize(losses.t.contiguous(), self.bin_edges[1:-1]), losses.weighted.device
         sums = torch.zeros(TIME_BINS, device=device).index_add_(0, to_device(where, device), losses.weighted.float())
         return torch.cat([sums, to_device(torch.bincount(where, minlength=TIME_BINS).float(), device)])
 

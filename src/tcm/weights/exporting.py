@@ -42,7 +42,10 @@ def reference_arguments(card: ModelCard) -> dict[str, object]:
     if height != width:
         raise TcmError(f"image_shape={card.image_shape} is not square, but the reference supports only square images")
     if card.preconditioning != USUAL:
-        raise TcmError(f"preconditioning={card.preconditioning} is not the reference's, which is {USUAL}")
+        raise TcmError(
+            f"preconditioning={card.preconditioning} cannot be exported: the reference has only EDM's; train with "
+            'preconditioning = { kind = "edm" }'
+        )
     return {
         "img_resolution": height,
         "img_channels": channels,

@@ -30,6 +30,16 @@ class Trajectory:
     points: Tensor
     t: Tensor
 
+    def check(self, images: tuple[int, ...]) -> None:
+        """Refuse points that do not belong to images of this shape (B, C, H, W)."""
+        count, *image = images
+        wanted = (count, len(self.t), *image)
+        if self.t.ndim != 1 or self.points.shape != wanted:
+            raise TcmError(
+                f"a trajectory has points of shape {list(self.points.shape)} at times of shape {list(self.t.shape)}; "
+                f"give points {list(wanted)}, one for each image and time, and times [n]"
+            )
+
     def select(self, rows: slice) -> "Trajectory":
         """Those of some samples."""
         return Trajectory(self.points[rows], self.t)
@@ -81,7 +91,8 @@ class Losses:
 class Objective(ABC):
     """What a stage minimises; a frozen dataclass, so that nothing is remembered from step to step."""
 
-    times: TimeDistribution
+    times: TimeDistribution | None
+    """How its training times are drawn; None if it draws none."""
 
     @abstractmethod
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:

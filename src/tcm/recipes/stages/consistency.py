@@ -48,10 +48,15 @@ class PairsStage(Stage):
         "ratio": "Ratio r/t of a pair's times: stage 1 raises it step by step, stage 2 holds the limit from the start."
     }
 
-    def pairs(self) -> Pairs:
+    def spacing(self, setting: Setting) -> Spacing:
+        """Δ_t for times from t_min to the end of the stage's range."""
+        _, high = self.span(setting)
+        return self.curriculum.within(setting.t_min, high)
+
+    def pairs(self, setting: Setting) -> Pairs:
         """All of Eq. 4 but the times."""
         distillation = None if self.teacher is None else Distillation(SOLVERS[self.solver], self.guidance)
-        return Pairs(self.curriculum, self.distance, WEIGHTINGS[self.weighting], distillation)
+        return Pairs(self.spacing(setting), self.distance, WEIGHTINGS[self.weighting], distillation)
 
     def roles(self, setting: Setting) -> dict[str, Role]:
         if self.teacher is None:
@@ -122,7 +127,7 @@ class ConsistencyStage(PairsStage):
             )
 
     def build(self, setting: Setting) -> Consistency:
-        return Consistency(self.times.within(*self.span(setting)), self.pairs())
+        return Consistency(self.times.within(*self.span(setting)), self.pairs(setting))
 
     def describe(self) -> str:
         return f"{self.how} at all noise levels"

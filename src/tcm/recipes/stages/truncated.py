@@ -75,7 +75,7 @@ class TruncatedStage(PairsStage):
     def watched(self, setting: Setting) -> tuple[float, ...]:
         """t' and times around it, at each of which the stage could begin."""
         times = (factor * self.dividing_time(setting) for factor in WATCHED)
-        return tuple(t for t in times if setting.t_min <= self.curriculum.earliest(t) and t < setting.t_max)
+        return tuple(t for t in times if setting.t_min <= self.spacing(setting).earliest(t) and t < setting.t_max)
 
     def with_decided(self, values: Mapping[str, Any]) -> Self:
         """A t' that was left to the run is the unit of the training times."""
@@ -129,7 +129,8 @@ class TruncatedStage(PairsStage):
         t_prime, high = self.span(setting)
         if self.t_prime == AUTO:
             return self.with_decided({"t_prime": t_prime}).build(setting)
-        objective = TruncatedConsistency(self.times.within(t_prime, high), self.pairs(), t_prime, self.w_b, self.rho)
+        times, pairs = self.times.within(t_prime, high), self.pairs(setting)
+        objective = TruncatedConsistency(times, pairs, t_prime, self.w_b, self.rho)
         objective.boundary_count(self.batch)
         return objective
 
@@ -139,7 +140,7 @@ class TruncatedStage(PairsStage):
             "frozen",
             self.frozen,
             sampler=ConsistencySampler,
-            lowest=self.curriculum.earliest(t_prime),
+            lowest=self.spacing(setting).earliest(t_prime),
             highest=t_prime,
             watched=self.watched(setting),
             needs_curves=f"t_prime={t_prime:g}" if self.t_prime == AUTO else None,
