@@ -472,9 +472,7 @@ class DenoiserStage(CriticStage):
         return setting.t_min, self.highest or setting.t_max
 
     def roles(self, setting: Setting) -> dict[str, Role]:
-        own = Role(
-            trained=True, network=CRITIC, kind="diffusion", own_sampler=HeunSampler(), learns_null=self.learns_null
-        )
+        own = Role(trained=True, network=CRITIC, kind="diffusion", sampler=HeunSampler(), learns_null=self.learns_null)
         return {"critic": own}
 
 
@@ -549,7 +547,7 @@ class JumpStage(CriticStage):
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
             "student": Role("init", self.init, trained=True, reinitialize=(self.reinitialize,)),
-            "critic": Role("source", self.source, trained=True, network="source", sampler=HeunSampler),
+            "critic": Role("source", self.source, trained=True, network="source", source_sampler=HeunSampler),
         }
 
 

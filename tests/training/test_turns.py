@@ -93,8 +93,8 @@ class TurnsStage(Stage):
     def roles(self, setting: Setting) -> dict[str, Role]:
         return {
             "follower": Role(follows=("student", ConstantDecay(0.5))),
-            "fake": Role("teacher", self.teacher, trained=True, sampler=HeunSampler),
-            "teacher": Role("teacher", self.teacher, sampler=HeunSampler),
+            "fake": Role("teacher", self.teacher, trained=True, source_sampler=HeunSampler),
+            "teacher": Role("teacher", self.teacher, source_sampler=HeunSampler),
         }
 
     def rows(self) -> Rows:
@@ -191,7 +191,7 @@ def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
     shown = shown_stage(record)
     assert shown is not None
     assert shown.name == "turns"
-    assert "--dfid 0.05,0.2,0.5,1,2,2.5" in measure_command(record, shown, None, None)
+    assert "--dfid 0.05,0.2,0.5,1,2,2.5" in measure_command(record, shown, None)
     with pytest.raises(ValueError, match=r"second_time=3.0 must be at least 0.002, .* below 2.5, where its sampling"):
         Recipe.model_validate(recipe.model_dump() | {"second_time": 3.0})
     with pytest.raises(ValueError, match=r"turns starts sampling at 11, which must lie above 0.002, .* t_max=10"):

@@ -307,7 +307,7 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
     """A role's model must be known, and be of the right kind where an earlier stage makes it."""
     before = stages_before(recipe, name)
     offers = {word: offer for other in before for word, offer in _offers(recipe, other).items()}
-    wanted = role.sampler or Sampler
+    wanted = role.source_sampler or Sampler
     fitting = [word for word, offer in offers.items() if offer.sampler is None or isinstance(offer.sampler, wanted)]
     previous = ["previous"] if not before or before[-1] in fitting else []
     choices = [*fitting, *previous, "init", *(["scratch"] if role.trained or role.follows else [])]
@@ -316,10 +316,10 @@ def _check_role(recipe: Recipe, name: str, role: Role) -> None:
         _check_name(recipe, name, role, choices)
         return
     offer = offers[source]
-    if role.knows_null and offer.null_remedy:
+    if role.needs_null and offer.null_remedy:
         raise TcmError(
-            f"{name}.{role.knows_null.partition('=')[0]} needs a {role.key} that was also trained without conditions; "
-            f"{offer.null_remedy} or {name}.{role.knows_null}"
+            f"{name}.{role.needs_null.partition('=')[0]} needs a {role.key} that was also trained without conditions; "
+            f"{offer.null_remedy} or {name}.{role.needs_null}"
         )
     if source not in fitting:
         raise TcmError(
@@ -354,7 +354,7 @@ def _offers(recipe: Recipe, name: str) -> dict[str, _Offer]:
         role = roles_of(recipe, name)[key]
         offers[f"{name}.{key}"] = _Offer(
             f"the {key} of the stage {name!r}",
-            role.own_sampler or (own if role.source == "scratch" else _source_sampler(recipe, name, role)),
+            role.sampler or (own if role.source == "scratch" else _source_sampler(recipe, name, role)),
             None if role.network == "source" else stage.span(recipe),
             None if role.learns_null else "name another model",
         )

@@ -180,7 +180,7 @@ def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: Mode
 
 def _said(role: Role) -> dict[str, object]:
     """What a role says about the card of its trained model."""
-    said = {"kind": role.kind, "sampler": role.own_sampler}
+    said = {"kind": role.kind, "sampler": role.sampler}
     return {field: value for field, value in said.items() if value is not None}
 
 
@@ -198,9 +198,9 @@ def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, T
 def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
     """Refuse a model that cannot play this role, for which the stage needs a model like `wanted`."""
     what = f"{name}.{role.key}={role.source}"
-    if role.sampler is not None and not isinstance(given.sampler, role.sampler):
+    if role.source_sampler is not None and not isinstance(given.sampler, role.source_sampler):
         raise TcmError(
-            f"{what} is a {given.sampler.model} model, but this stage needs a {role.sampler.model} model there; "
+            f"{what} is a {given.sampler.model} model, but this stage needs a {role.source_sampler.model} model there; "
             f"name another"
         )
     found, needed = (_traits(card, network=not role.reinitialize) for card in (given, wanted))

@@ -64,7 +64,7 @@ class PairsStage(Stage):
         _, high = self.span(setting)
         unguided = None if self.guidance == 1 else "guidance=1.0"
         teacher = Role(
-            "teacher", self.teacher, sampler=HeunSampler, highest=high, knows_null=unguided, network="source"
+            "teacher", self.teacher, source_sampler=HeunSampler, highest=high, needs_null=unguided, network="source"
         )
         return {"teacher": teacher}
 

@@ -38,18 +38,18 @@ class Role:
     optimization: Optimization | None = None
     """How its weights are trained; None for the stage's settings."""
     kind: str | None = None
-    own_sampler: Sampler | None = None
+    sampler: Sampler | None = None
     """What a trained role's card says: the objective that it was trained with, and how it is sampled. None: as the
     source's, or as the student's if it starts from scratch.
     """
     learns_null: bool = False
     """Whether a trained role sees the null condition too, so that a later stage can guide it."""
-    sampler: type[Sampler] | None = None
+    source_sampler: type[Sampler] | None = None
     """How the source must be sampled: by a HeunSampler if it must be a diffusion model; None for anything."""
     lowest: float | None = None
     highest: float | None = None
     """The times that the stage asks the model for."""
-    knows_null: str | None = None
+    needs_null: str | None = None
     """Set if the source must know the null condition; names the setting that removes this requirement:
     "guidance=1.0"."""
     watched: tuple[float, ...] = ()

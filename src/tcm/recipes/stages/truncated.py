@@ -139,7 +139,7 @@ class TruncatedStage(PairsStage):
         frozen = Role(
             "frozen",
             self.frozen,
-            sampler=ConsistencySampler,
+            source_sampler=ConsistencySampler,
             lowest=self.spacing(setting).earliest(t_prime),
             highest=t_prime,
             watched=self.watched(setting),
