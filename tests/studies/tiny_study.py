@@ -15,7 +15,7 @@ from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.resolve import toml_value
+from tcm.recipes.tables import toml_value
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.resolve import resolve_study
 from tcm.studies.running import Outcome, Part, run_study

@@ -12,8 +12,9 @@ from tcm.planning.look import Look, look_at
 from tcm.planning.rules import Choice
 from tcm.planning.timing import seconds_per_step
 from tcm.recipes.estimates import estimate
-from tcm.recipes.resolve import Tree, recipe_of, tree_to_toml
+from tcm.recipes.resolve import recipe_of, tree_to_toml
 from tcm.recipes.schema import Recipe
+from tcm.recipes.tables import Tree
 
 OVERHEAD = 0.08
 """Of a budget: sample grids, checkpoints, starting."""

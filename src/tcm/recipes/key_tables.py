@@ -16,11 +16,11 @@ from tcm.method.distances import Distance
 from tcm.method.preconditioning import PRECONDITIONINGS, Preconditioning
 from tcm.method.times import TimeDistribution
 from tcm.networks import NETWORKS
-from tcm.recipes.resolve import TAGS, toml_value
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages import STAGES, GuardSpec, Stage
 from tcm.recipes.stages.base import TIMES
 from tcm.recipes.stages.consistency import DISTANCES
+from tcm.recipes.tables import TAGS, toml_value
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 

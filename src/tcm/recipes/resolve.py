@@ -1,30 +1,32 @@
 """From a name, a file and overrides to a recipe, and back to TOML."""
 
 import json
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, is_dataclass
 from difflib import get_close_matches
-from importlib.resources import files
 from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.recipes.overrides import for_each_stage, shortened_warmups
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.base import AUTO, CONTINUE, UNTIL_FLAT
+from tcm.recipes.tables import (
+    UNSET,
+    Tree,
+    merge,
+    read_toml,
+    shipped_in,
+    tables_to_toml,
+    tags_first,
+    toml_value,
+    with_nulls,
+)
 
-Tree = dict[str, Any]
-
-UNSET = "none"
-"""How TOML, which has no null, says that an optional key is not set."""
-
-TAGS = ("objective", "kind")
-"""Keys that decide which other keys a table has."""
+PACKAGE = "tcm.recipes"
 
 
 def shipped() -> list[str]:
@@ -33,8 +35,7 @@ def shipped() -> list[str]:
     >>> "digits" in shipped()
     True
     """
-    entries = (Path(entry.name) for entry in files("tcm.recipes").iterdir())
-    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+    return shipped_in(PACKAGE)
 
 
 def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -47,8 +48,8 @@ def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     tree = _in_rounds(_load(str(name_or_path), ()), str(name_or_path))
     given = _override_tree(for_each_stage(overrides, _stages(tree)), tree)
     if shortened := shortened_warmups(_stages(tree), _stages(given)):
-        given = _merge(given, {"stages": shortened})
-    return recipe_of(_in_order(_merge(tree, given), "overrides"), str(name_or_path))
+        given = merge(given, {"stages": shortened})
+    return recipe_of(_in_order(merge(tree, given), "overrides"), str(name_or_path))
 
 
 def recipe_of(tree: Tree, source: str) -> Recipe:
@@ -73,14 +74,6 @@ def tree_to_toml(tree: Tree) -> str:
     return tables_to_toml(tree, tables | {f"stages.{name}": stage for name, stage in stages.items()})
 
 
-def tables_to_toml(keys: Tree, tables: Tree) -> str:
-    """A file's own keys and its tables, by their headers, as TOML."""
-    lines = [_line(key, value) for key, value in keys.items()]
-    for header, table in tables.items():
-        lines += ["", f"[{header}]", *(_line(key, value) for key, value in _tags_first(table))]
-    return "\n".join(lines) + "\n"
-
-
 def differences(a: Recipe, b: Recipe) -> list[str]:
     """Each key in which two recipes differ, with both values.
 
@@ -101,12 +94,8 @@ def _by_stage(recipe: Recipe, names: Set[str]) -> Tree:
     return tree | {name: stage for name, stage in tree.pop("stages").items() if name in names}
 
 
-def _tags_first(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(table.items(), key=lambda item: item[0] not in TAGS)
-
-
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in _tags_first(table):
+    for key, value in tags_first(table):
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
@@ -117,7 +106,8 @@ def _load(name: str, children: tuple[str, ...]) -> Tree:
     """The table of a recipe with those that it extends merged in; `children` are those that led here."""
     if name in children:
         raise TcmError(f"{children[-1]}: extends={name!r} is circular; remove one `extends`")
-    tree = _read(name, children)
+    asked = f"{children[-1]}: extends={name!r}" if children else f"recipe {name!r}"
+    tree = read_toml(name, PACKAGE, "recipe", asked)
     tree.setdefault("name", Path(name).name.removesuffix(".toml"))
     base = tree.pop("extends", None)
     if base is None:
@@ -126,40 +116,7 @@ def _load(name: str, children: tuple[str, ...]) -> Tree:
         raise TcmError(f"{name}: extends={base!r} must be the name of a recipe or a .toml file")
     if base.endswith(".toml"):
         base = normpath(Path(name).parent / base)
-    return _in_order(_merge(_load(base, (*children, name)), tree), name)
-
-
-def _read(name: str, children: tuple[str, ...]) -> Tree:
-    asked = f"{children[-1]}: extends={name!r}" if children else f"recipe {name!r}"
-    if name not in shipped() and not name.endswith(".toml"):
-        near = get_close_matches(name, shipped(), 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"the shipped recipes are {', '.join(shipped())}"
-        raise TcmError(f"{asked} does not exist; {advice} (your own recipe is a file that ends in .toml)")
-    try:
-        source = Path(name) if name.endswith(".toml") else files("tcm.recipes") / f"{name}.toml"
-        return tomllib.loads(source.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
-    except UnicodeDecodeError as error:
-        raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise TcmError(f"{asked} cannot be read ({error.strerror}); check the path") from error
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`over` merged into `base`, table by table; a table of another kind or objective replaces the old one."""
-    merged = dict(base)
-    for key, value in over.items():
-        before = merged.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping) and _same_kind(before, value):
-            merged[key] = _merge(before, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _same_kind(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    return all(over.get(tag, base.get(tag)) == base.get(tag) for tag in TAGS)
+    return _in_order(merge(_load(base, (*children, name)), tree), name)
 
 
 def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:
@@ -258,49 +215,8 @@ def _rounds(name: str, table: Mapping[str, Any], source: str) -> Tree:
     if rounds == UNSET:
         return {name: shared}
     if isinstance(rounds, list) and rounds and all(isinstance(own, Mapping) for own in rounds):
-        return {f"{name}-{number}": _merge(shared, own) for number, own in enumerate(rounds, 1)}
+        return {f"{name}-{number}": merge(shared, own) for number, own in enumerate(rounds, 1)}
     raise TcmError(
         f"{source}: {name}.rounds={rounds!r} must be a list with a table of its own keys for each round, such as "
         "[{ steps = 500 }, {}]"
     )
-
-
-def with_nulls(value: object) -> object:
-    """ "none" as the null that TOML does not have."""
-    match value:
-        case dict():
-            return {key: with_nulls(item) for key, item in value.items()}
-        case list():
-            return [with_nulls(item) for item in value]
-    return None if value == UNSET else value
-
-
-def _line(key: str, value: object) -> str:
-    bare = re.fullmatch(r"[A-Za-z0-9_-]+", key)
-    return f"{key if bare else toml_value(key)} = {toml_value(value)}"
-
-
-def toml_value(value: object) -> str:
-    """A value as TOML; None is "none".
-
-    >>> toml_value({"kind": "constant", "decay": 0.999})
-    '{ kind = "constant", decay = 0.999 }'
-    """
-    match value:
-        case None:
-            return f'"{UNSET}"'
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case BaseModel():
-            return toml_value(value.model_dump())
-        case Mapping():
-            return "{ " + ", ".join(_line(key, item) for key, item in _tags_first(value)) + " }"
-        case Sequence():
-            return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if is_dataclass(value) and not isinstance(value, type):
-        return toml_value(asdict(value))
-    raise AssertionError(f"a recipe cannot hold a {type(value).__name__}")

@@ -1,10 +1,8 @@
 """From a study's name or file to the study, its variants, and back to TOML."""
 
 import json
-import tomllib
 from collections import Counter
 from difflib import get_close_matches
-from importlib.resources import files
 from itertools import product
 from os.path import normpath
 from pathlib import Path
@@ -13,11 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
-from tcm.recipes.resolve import resolve, tables_to_toml, toml_value, with_nulls
+from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
+from tcm.recipes.tables import Tree, read_toml, shipped_in, tables_to_toml, toml_value, with_nulls
 from tcm.studies.schema import Study, Variant, VariantSpec
 
-Tree = dict[str, Any]
+PACKAGE = "tcm.studies"
 
 
 def shipped_studies() -> list[str]:
@@ -26,8 +25,7 @@ def shipped_studies() -> list[str]:
     >>> "t-prime" in shipped_studies()
     True
     """
-    entries = (Path(entry.name) for entry in files("tcm.studies").iterdir())
-    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+    return shipped_in(PACKAGE)
 
 
 def resolve_study(name_or_path: str | Path) -> Study:
@@ -37,7 +35,7 @@ def resolve_study(name_or_path: str | Path) -> Study:
     'digits'
     """
     source = str(name_or_path)
-    tree = _written_out(_with_grid(_read(source), source))
+    tree = _written_out(_with_grid(read_toml(source, PACKAGE, "study", f"study {source!r}"), source))
     tree.setdefault("name", Path(source).name.removesuffix(".toml"))
     base = tree.get("base")
     if isinstance(base, str) and base.endswith(".toml"):
@@ -93,22 +91,6 @@ def last_stage(recipe: Recipe) -> str:
     """The stage whose model is a run's result: the last that is not a baseline."""
     results = [name for name, stage in recipe.stages.items() if not stage.baseline]
     return (results or list(recipe.stages))[-1]
-
-
-def _read(name: str) -> Tree:
-    if name not in shipped_studies() and not name.endswith(".toml"):
-        near = get_close_matches(name, shipped_studies(), 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"the shipped studies are {', '.join(shipped_studies())}"
-        raise TcmError(f"study {name!r} does not exist; {advice} (your own study is a file that ends in .toml)")
-    try:
-        source = Path(name) if name.endswith(".toml") else files("tcm.studies") / f"{name}.toml"
-        return tomllib.loads(source.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
-    except UnicodeDecodeError as error:
-        raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise TcmError(f"study {name!r} cannot be read ({error.strerror}); check the path") from error
 
 
 def _written_out(tree: Tree) -> Tree:
