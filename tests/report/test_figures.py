@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tcm.report import figures
 from tcm.report.drawing import observe_run
@@ -70,3 +71,13 @@ def test_long_runs_are_thinned_and_keep_their_peaks(run: RunRecord) -> None:
 
 def test_the_machine_is_named() -> None:
     assert "cores" in start_now(torch.device("cpu")).machine
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([1.0, 0.5, 0.0], "log"), ([-1.0, 0.5, -0.2], "linear"), ([0.0, 0.0], "linear"), ([np.nan, 2.0], "log")],
+)
+def test_a_logarithmic_axis_hides_nothing(values: list[float], scale: str) -> None:
+    axes = Figure().add_subplot()
+    figures.log_scale(axes, np.array(values))
+    assert axes.get_yscale() == scale

@@ -12,7 +12,7 @@ from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import offset_of
 from tcm.recipes.stages import Stage
 from tcm.recipes.stages.diffusion import DiffusionStage
-from tcm.training.optimizers import build_optimizer, learning_rate
+from tcm.training.optimizers import build_optimizer
 
 
 def stage(**keys: object) -> Stage:
@@ -22,16 +22,16 @@ def stage(**keys: object) -> Stage:
 def test_inverse_square_root(numbers: dict) -> None:
     for case in numbers["inverse_sqrt_lr"]:
         scheduled = stage(learning_rate=case["ref_lr"], schedule="inverse_sqrt", schedule_reference=case["ref_iter"])
-        assert learning_rate(scheduled, case["iteration"]) == pytest.approx(case["lr"], rel=1e-12)
+        assert scheduled.rate(case["iteration"]) == pytest.approx(case["lr"], rel=1e-12)
 
 
 def test_stage_2_of_imagenet_continues_the_schedule_of_stage_1() -> None:
     """5e-4/√(150,000/8000) = 1.15e-4 at its first step: without an offset it would be 4.3 times as much."""
     recipe = resolve("imagenet64-s")
     spec, offset = recipe.stages["truncated"], offset_of(recipe, "truncated")
-    assert learning_rate(spec, 0, offset) == pytest.approx(1.1547e-4, rel=1e-4)
-    assert learning_rate(spec, 119_999, offset) == pytest.approx(5e-4 / sqrt(269_999 / 8000))
-    assert learning_rate(spec, 0) / learning_rate(spec, 0, offset) == pytest.approx(4.33, abs=0.01)
+    assert spec.rate(0, offset) == pytest.approx(1.1547e-4, rel=1e-4)
+    assert spec.rate(119_999, offset) == pytest.approx(5e-4 / sqrt(269_999 / 8000))
+    assert spec.rate(0) / spec.rate(0, offset) == pytest.approx(4.33, abs=0.01)
 
 
 def test_a_run_continues_its_schedule(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_power_average_counts_from_the_offset(tmp_path: Path, offset: int) -> 
 
 
 def test_warmup_rises_to_the_rate_and_stays() -> None:
-    rates = [learning_rate(stage(warmup=4), step) for step in range(6)]
+    rates = [stage(warmup=4).rate(step) for step in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 

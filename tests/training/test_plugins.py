@@ -156,7 +156,8 @@ class CriticStage(Stage):
         learning_rate=1e-2, optimizer="adam", clip=1.0, averages=(ConstantDecay(0.5), ConstantDecay(0.9))
     )
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn("critic"), Turn(every=2))
+    def turns(self) -> tuple[Turn, ...]:
+        return (Turn("critic"), Turn(every=2))
 
     def build(self, setting: Setting) -> WithCritic:
         return WithCritic(Consistency().times.within(*self.span(setting)))
@@ -427,13 +428,15 @@ def test_dropout_needs_a_network_that_takes_masks() -> None:
 class SeldomStage(CriticStage):
     """In every second step nobody has a turn."""
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn("critic", every=2), Turn(every=4))
+    def turns(self) -> tuple[Turn, ...]:
+        return (Turn("critic", every=2), Turn(every=4))
 
 
 class StrangerStage(CriticStage):
     """A turn for a role that is not trained."""
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn("shadow"), Turn())
+    def turns(self) -> tuple[Turn, ...]:
+        return (Turn("shadow"), Turn())
 
 
 class LostStage(CriticStage):

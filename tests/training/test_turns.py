@@ -9,7 +9,7 @@ from io import StringIO
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -82,7 +82,8 @@ class TurnsStage(Stage):
     objective: Literal["test_turns:TurnsStage"] = "test_turns:TurnsStage"
     teacher: str = "diffusion"
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn("fake"), Turn("student", every=2))
+    def turns(self) -> tuple[Turn, ...]:
+        return (Turn("fake"), Turn("student", every=2))
 
     def build(self, setting: Setting) -> DiffInstruct:
         return DiffInstruct(LogNormal(-1.2, 1.2).within(*self.span(setting)))
@@ -130,7 +131,8 @@ class Shadowed(TurnsStage):
 class FakeAlone(TurnsStage):
     """The student never has its turn."""
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn("fake"),)
+    def turns(self) -> tuple[Turn, ...]:
+        return (Turn("fake"),)
 
 
 class IllStage(TurnsStage):

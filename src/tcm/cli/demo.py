@@ -24,6 +24,7 @@ def demo(
 
     from tcm.data.pixels import to_uint8
     from tcm.evaluation.whole_run import MeasurementPlan, measure_stage, unmeasured_stages
+    from tcm.foundation.files import write_text
     from tcm.foundation.processes import join
     from tcm.foundation.workers import Job
     from tcm.recipes.folders import stage_folders
@@ -50,7 +51,7 @@ def demo(
         return
     if not summary.exists():
         with console.status("drawing the report"):
-            summary.write_text(show(run, model))
+            write_text(summary, show(run, model))
     if console.is_terminal:
         console.print("One step from noise, stage 2, seeds 0 to 15:")
         console.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))

@@ -12,6 +12,7 @@ import typer
 
 from tcm.cli.data import write_in_form
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +44,7 @@ def plan(
         raise TcmError(f"--out={out} exists; remove it or choose another name")
     with join(device) as processes:
         found = planned(data, seconds, processes, out.with_name(f"{out.stem}-data.zip"))
-    out.write_text(found.toml(), "utf-8")
+    write_text(out, found.toml())
     if as_json:
         typer.echo(json.dumps(as_dict(found, out)))
         return
@@ -107,7 +108,7 @@ def planned_recipe(data: str, run: Path, budget: str, device: str | None) -> str
             raise TcmError(f"{data} is planned for one process; run `tcm plan {data}` first, then train its recipe")
         found = planned(data, parse_budget(budget), processes, run / "data.zip")
     run.mkdir(parents=True, exist_ok=True)
-    (run / PLAN_FILE).write_text(found.toml(), "utf-8")
+    write_text(run / PLAN_FILE, found.toml())
     Console().print(table(found))
     return str(run / PLAN_FILE)
 

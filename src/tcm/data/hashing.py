@@ -20,7 +20,7 @@ import PIL
 from tcm.data.dataset import Dataset
 from tcm.data.opening import data_folder
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import write_text
 
 KEPT = ".tcm-hashes.json"
 SETTLED = 2 * 10**9
@@ -100,8 +100,7 @@ def _look_up(fingerprint: _Fingerprint) -> str | None:
 def _keep(fingerprint: _Fingerprint, found: str) -> None:
     for place in _places(fingerprint.folder):
         try:
-            with atomic_write(place) as file:
-                file.write(json.dumps(_read(place) | {fingerprint.key: found}, indent=1).encode())
+            write_text(place, json.dumps(_read(place) | {fingerprint.key: found}, indent=1))
             return
         except OSError:  # read-only, or full: the next folder, or it will be computed again
             continue

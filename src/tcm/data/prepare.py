@@ -21,7 +21,7 @@ from tcm.data.labels import DATASET_JSON
 from tcm.data.loader import read_ahead
 from tcm.data.pictures import Pictures
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write, new_folder
+from tcm.foundation.files import atomic_write, new_folder, write_text
 
 _PER_SHARD = 10_000
 
@@ -265,8 +265,9 @@ def _fill_shards(folder: Path, images: Iterable[Prepared], labels: ClassLabels |
                     _add(shard, f"{written:08d}.cls", str(labels.values[image.number]).encode())
                 written += 1
     _check_written(written, skipped)
-    with atomic_write(folder / DATASET_JSON) as file:
-        file.write(json.dumps({"count": written, "class_names": [] if labels is None else labels.names}).encode())
+    write_text(
+        folder / DATASET_JSON, json.dumps({"count": written, "class_names": [] if labels is None else labels.names})
+    )
     return written, skipped
 
 

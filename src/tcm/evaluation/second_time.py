@@ -12,7 +12,7 @@ from tcm.evaluation.references import Reference
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, write_text
 from tcm.foundation.processes import Processes
 from tcm.method.sampling import ConsistencySampler, check_times
 from tcm.weights import Model
@@ -55,8 +55,7 @@ def save_second_time(folder: Path, model: Model, t: float) -> None:
     """Write t into the folder's config.json as the time of the second step."""
     assert isinstance(model.sampler, ConsistencySampler), "search_time ensures it"
     card = model.card.model_copy(update={"sampler": replace(model.sampler, second_time=t)})
-    with atomic_write(folder / "config.json") as file:
-        file.write((card.model_dump_json(indent=2) + "\n").encode())
+    write_text(folder / "config.json", card.model_dump_json(indent=2) + "\n")
 
 
 def save_plot(path: Path, rows: Sequence[tuple[float, Score]]) -> None:

@@ -21,6 +21,12 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text that appears at `path` whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A name to write a file under, which becomes `path` once all is on the disk; on an error nothing changes."""
@@ -35,10 +41,14 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def move(file: Path, path: Path) -> None:
     """Bring a file to the disk and rename it to `path`, in place of what is there."""
-    with file.open("r+b") as opened:  # Windows syncs only what is open for writing
-        os.fsync(opened.fileno())
+    _sync_file(file)
     os.replace(file, path)
     sync_folder(path.parent)
+
+
+def _sync_file(file: Path) -> None:
+    with file.open("r+b") as opened:  # Windows syncs only what is open for writing
+        os.fsync(opened.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -75,8 +85,7 @@ def publish(aside: Path, path: Path) -> None:
         if inside.is_dir():
             sync_folder(inside)
         else:
-            with inside.open("r+b") as file:  # Windows syncs only what is open for writing
-                os.fsync(file.fileno())
+            _sync_file(inside)
     sync_folder(aside)
     if path.exists():
         old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))

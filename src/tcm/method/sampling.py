@@ -108,6 +108,9 @@ class Sampler(ABC):
     def evaluations(self, steps: int) -> int:
         """Evaluations of the network per image."""
 
+    def check_range(self, name: str, low: float, high: float) -> None:  # noqa: B027 (most have nothing to refuse)
+        """Refuse fields that do not fit the stage `name`, whose model is defined from low to high."""
+
     @abstractmethod
     def name(self, steps: int) -> str:
         """A short name for tables."""
@@ -152,6 +155,13 @@ class ConsistencySampler(Sampler):
     def evaluations(self, steps: int) -> int:
         """One for each step."""
         return steps
+
+    def check_range(self, name: str, low: float, high: float) -> None:
+        if not low <= self.second_time < high:
+            raise TcmError(
+                f"second_time={self.second_time} must be at least {low:g}, where the range of {name} begins, and "
+                f"below {high:g}, where its sampling begins; change one of them"
+            )
 
     def name(self, steps: int) -> str:
         """Such as `two steps`."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -14,13 +14,16 @@ from tcm.method.preconditioning import Network
 ImageShape = tuple[int, int, int]
 
 
+Dropout = Annotated[float, Field(ge=0, lt=1)]
+
+
 class NetworkConfig(BaseModel):
     """A network as data: `kind` names it in recipes and model cards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that an activation is dropped")
+    dropout: Dropout = Field(default=0.0, description="probability that an activation is dropped")
 
     replays_dropout: ClassVar[bool] = False
     """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""

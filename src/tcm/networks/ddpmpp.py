@@ -6,7 +6,7 @@ from math import sqrt
 from typing import ClassVar, Literal, Self, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
 from tcm.networks.layers import (
     BlockPlan,
+    Levels,
     Resample,
     UNetConfig,
     attend,
@@ -60,9 +61,9 @@ class DDPMppConfig(UNetConfig):
     """DDPM++; the defaults are EDM's for CIFAR-10."""
 
     kind: Literal["ddpmpp"] = "ddpmpp"
-    channels: int = Field(default=128, gt=0, multiple_of=2)
-    channel_mult: tuple[int, ...] = Field(default=(2, 2, 2), min_length=1)
-    blocks: int = Field(default=4, gt=0)
+    channels: PositiveInt = Field(default=128, multiple_of=2)
+    channel_mult: Levels = (2, 2, 2)
+    blocks: PositiveInt = 4
     attention: tuple[int, ...] = (16,)
     noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
 

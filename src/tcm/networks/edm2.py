@@ -5,7 +5,7 @@ from math import prod, sqrt
 from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +15,7 @@ from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
 from tcm.networks.layers import (
     BlockPlan,
+    Levels,
     Resample,
     UNetConfig,
     attend,
@@ -61,9 +62,9 @@ class EDM2Config(UNetConfig):
     """EDM2; the defaults are those of EDM2-S for ImageNet-64."""
 
     kind: Literal["edm2"] = "edm2"
-    channels: int = Field(default=192, gt=0)
-    channel_mult: tuple[int, ...] = Field(default=(1, 2, 3, 4), min_length=1)
-    blocks: int = Field(default=3, gt=0)
+    channels: PositiveInt = 192
+    channel_mult: Levels = (1, 2, 3, 4)
+    blocks: PositiveInt = 3
     attention: tuple[int, ...] = Field(
         default=(16, 8), description="resolutions (of the longer side) with self-attention, at 64 channels or more"
     )

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,12 +19,15 @@ from tcm.networks.unet_arguments import checked
 Resample = Literal["keep", "up", "down"]
 
 
+Levels = Annotated[tuple[int, ...], Field(min_length=1)]
+
+
 class UNetConfig(NetworkConfig):
     """The shape of a U-Net: level i has channels × channel_mult[i] channels at 1/2^i of the resolution."""
 
-    channels: int = Field(gt=0, description="channels of the first level's unit")
-    channel_mult: tuple[int, ...] = Field(min_length=1, description="channels of each level, in units of `channels`")
-    blocks: int = Field(gt=0, description="residual blocks per level")
+    channels: PositiveInt = Field(description="channels of the first level's unit")
+    channel_mult: Levels = Field(description="channels of each level, in units of `channels`")
+    blocks: PositiveInt = Field(description="residual blocks per level")
     attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
 
     replays_dropout: ClassVar[bool] = True

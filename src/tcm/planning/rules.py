@@ -89,13 +89,19 @@ def network_for(kind: ConditionKind | None) -> str | None:
     return next((name for name, config in networks().items() if config.takes(kind) and _needs_no_keys(config)), None)
 
 
+def other_network(look: Look) -> str | None:
+    """The network for these images, if that is not a DDPM++, about which alone there are rules."""
+    name = network_for(look.summary.condition)
+    return None if name == DDPMPP else name
+
+
 def _needs_no_keys(config: type[NetworkConfig]) -> bool:
     return not any(field.is_required() for key, field in config.model_fields.items() if key != "kind")
 
 
 def mirroring(look: Look) -> Choice:
     """Mirror only what has no left and right."""
-    if network_for(look.summary.condition) not in (None, DDPMPP):
+    if other_network(look) is not None:
         may_differ = f"{look.summary.condition} may say what is left and what is right"
         return Choice("no mirroring", may_differ, {"data.flip": False})
     test = look.mirror
@@ -125,7 +131,7 @@ def times(look: Look) -> Choice:
 
 def widths(look: Look) -> tuple[int, ...]:
     """Those that the network may have; one of which nothing is known learns as carefully as the widest."""
-    return WIDTHS if network_for(look.summary.condition) in (None, DDPMPP) else WIDTHS[-1:]
+    return WIDTHS if other_network(look) is None else WIDTHS[-1:]
 
 
 def network(look: Look, width: int) -> Choice:
@@ -133,8 +139,8 @@ def network(look: Look, width: int) -> Choice:
 
     Data with conditions that it does not take have another network, as it is.
     """
-    name = network_for(look.summary.condition)
-    if name not in (None, DDPMPP):
+    name = other_network(look)
+    if name is not None:
         return Choice(
             f"the network {name!r}",
             f"it takes {look.summary.condition}; its learning rates are those of {width} channels",

@@ -13,11 +13,11 @@ from pydantic import Field, model_validator
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.curriculum import SMALLEST_R
-from tcm.method.sampling import ConsistencySampler, Sampler
+from tcm.method.sampling import Sampler
 from tcm.networks import NetworkConfig
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
-from tcm.recipes.stages.optimization import Count, Positive, on_resume
+from tcm.recipes.stages.optimization import Count, on_resume
 from tcm.weights.model import AnyCondition
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
@@ -85,7 +85,7 @@ class Recipe(Setting):
         description="whether image_shape, classes and sigma_data become those of the data that a run is given",
     )
     stages: dict[str, AnyStage] = Field(min_length=1, description="the stages, in order, each under its name")
-    second_time: Positive = Field(
+    second_time: float = Field(
         default_factory=_default_second_time,
         description="time of the second of two sampling steps; not given: 1, or the last t_prime if that is higher",
     )
@@ -104,7 +104,9 @@ class Recipe(Setting):
                     role.optimization.check_optimization(f"{name}: {key}", stage.steps)
             _check_offset(self, name, stage)
             _check_watching(self, name, stage)
-        _check_second_time(self)
+        for name, stage in self.stages.items():  # last: a stage's own errors come before those of its sampler
+            if stage.start(self) is not None:
+                stage.sampler(self.second_time).check_range(name, *stage.domain(self))
         return self
 
 
@@ -262,22 +264,9 @@ def _check_whole(recipe: Recipe) -> None:
         raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage to learn it; add one or set it to 0")
 
 
-def _check_second_time(recipe: Recipe) -> None:
-    """The second of two sampling steps must lie where each model that takes it is defined."""
-    for name, stage in recipe.stages.items():
-        sampler, start, (low, _) = stage.sampler(recipe.second_time), stage.start(recipe), stage.span(recipe)
-        if start is None or not isinstance(sampler, ConsistencySampler):
-            continue
-        if not low <= sampler.second_time < start:
-            raise TcmError(
-                f"second_time={sampler.second_time} must be at least {low:g}, where the range of {name} begins, and "
-                f"below {start:g}, where its sampling begins; change one of them"
-            )
-
-
 def _check_turns(recipe: Recipe, name: str) -> None:
     """In each step some role that is trained must have its turn."""
-    turns, roles = recipe.stages[name].turns, roles_of(recipe, name)
+    turns, roles = recipe.stages[name].turns(), roles_of(recipe, name)
     for turn in turns:
         if turn.role not in roles or not roles[turn.role].trained:
             raise TcmError(

@@ -211,8 +211,11 @@ def time_distributions(
 
 
 def log_scale(axes: Axes, values: np.ndarray) -> None:
-    """A logarithmic y axis where there is anything that it can show."""
-    if (values > 0).any():
+    """A logarithmic y axis, unless there is nothing that it can show, or something that it would hide.
+
+    A method's loss may change its sign (SiD's hovers around zero).
+    """
+    if (values > 0).any() and not (values < 0).any():
         axes.set_yscale("log")
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import write_text
 from tcm.report import curves, galleries, overview
 from tcm.report.drawing import ObservedRun
 from tcm.report.rounding import rounding
@@ -76,5 +76,4 @@ def write_report(runs: Sequence[ObservedRun], out: Path) -> None:
     >>> write_report([observe_run(read_run(Path("runs/digits")))], Path("report.html"))  # doctest: +SKIP
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(out) as file:
-        file.write(render(runs).encode())
+    write_text(out, render(runs))

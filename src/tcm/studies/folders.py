@@ -9,7 +9,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import write_text
 from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.resolve import resolve, to_toml
@@ -123,5 +123,4 @@ def _note_run(run: Path, recipe: Recipe, out: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     if not path.exists() or path.read_text("utf-8") != text:
-        with atomic_write(path) as file:
-            file.write(text.encode())
+        write_text(path, text)

@@ -10,7 +10,7 @@ from tcm.evaluation.generation import quantise
 from tcm.foundation.counting import duration
 from tcm.foundation.devices import best_device
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import write_text
 from tcm.report.drawing import COLUMNS, spread_conditions
 from tcm.report.html import (
     Content,
@@ -55,8 +55,7 @@ def write_study_report(results: StudyResults, out: Path) -> None:
     >>> write_study_report(read_study(Path("runs/t-prime")), Path("runs/t-prime/report.html"))  # doctest: +SKIP
     """
     for path, text in ((out, render(results)), (out.with_suffix(".md"), render_markdown(results))):
-        with atomic_write(path) as file:
-            file.write(text.encode())
+        write_text(path, text)
 
 
 def render(results: StudyResults) -> str:

@@ -18,7 +18,7 @@ from tcm.method.preconditioning import Denoiser
 from tcm.recipes.stages import Optimization
 from tcm.training.checkpoint import LearnerPosition
 from tcm.training.guard import GuardState, Verdict, judge
-from tcm.training.optimizers import build_optimizer, learning_rate
+from tcm.training.optimizers import build_optimizer
 
 
 class LossModule(nn.Module):
@@ -74,7 +74,7 @@ class Learner:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate at a step."""
-        return learning_rate(self.settings, step, self.schedule_offset)
+        return self.settings.rate(step, self.schedule_offset)
 
     def iteration(self, step: int) -> int:
         """The number of its update at a step: 1, 2, …, whatever other roles do in between."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import write_text
 
 TIME_BINS = 10
 
@@ -82,8 +82,7 @@ class MetricsFile:
         """Drop the lines after `step`, from where training resumes; events stay if they will not happen again."""
         lines = read_metrics(self._path)
         kept = [line for line in lines if line["step"] <= step or (keep_events and "event" in line)]
-        with atomic_write(self._path) as file:
-            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file.close()
         self._file = self._path.open("a", buffering=1)
 

@@ -1,7 +1,6 @@
 """Optimisers and learning rates."""
 
 from collections.abc import Iterable
-from math import sqrt
 
 import torch
 from torch import nn
@@ -32,16 +31,3 @@ def build_optimizer(given: Optimization, parameters: Iterable[nn.Parameter]) -> 
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
-
-
-def learning_rate(given: Optimization, step: int, offset: int = 0) -> float:
-    """α_ref/√max(i/i_ref, 1) for the inverse-square-root schedule, after a linear warm-up. TCM App. F.
-
-    The stage's steps count from 0; the schedule counts `offset` steps before them.
-    """
-    rate = given.learning_rate
-    if given.schedule == "inverse_sqrt" and given.schedule_reference is not None:
-        rate /= sqrt(max((offset + step) / given.schedule_reference, 1))
-    if step < given.warmup:
-        rate *= (step + 1) / given.warmup
-    return rate

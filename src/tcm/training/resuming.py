@@ -9,7 +9,7 @@ from typing import Literal
 from tcm.data import Dataset, Stream
 from tcm.data.hashing import hash_of
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write, sync_folder
+from tcm.foundation.files import sync_folder, write_text
 from tcm.recipes.changes import Change, changes
 from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
@@ -79,10 +79,10 @@ def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
     """
     folders = stage_folders(recipe, run)
     for name in change.kept:
-        (folders[name] / KEPT_FILE).write_text("a stage that this one was trained from has been extended since\n")
+        write_text(folders[name] / KEPT_FILE, "a stage that this one was trained from has been extended since\n")
     for name in change.redone:
         as_it_was = settled(resolve(str(run / RECIPE_FILE)), run)
-        (folders[name] / RECIPE_FILE).write_text(to_toml(as_it_was), "utf-8")
+        write_text(folders[name] / RECIPE_FILE, to_toml(as_it_was))
         folders[name].rename(moved_aside(folders[name]))
     for name, steps in change.extended.items():
         aside = folders[name] / f"model-step-{steps}"
@@ -123,8 +123,8 @@ def note(run: Path, recipe: Recipe, init: str | None) -> None:
     """Write down what the run is, once all has been found to fit."""
     for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
         if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
-            with disk_errors(run / name), atomic_write(run / name) as file:
-                file.write(text.encode())
+            with disk_errors(run / name):
+                write_text(run / name, text)
 
 
 def reached_step(stage: Path) -> int:

@@ -56,7 +56,7 @@ class Trainer:
     ) -> None:
         self.stage, self.objective, self.models, self.processes = stage, objective, models, processes
         self.seed, self.bin_edges = seed, bin_edges
-        every = {turn.role: turn.every for turn in stage.turns}
+        every = {turn.role: turn.every for turn in stage.turns()}
         self.learners = {
             name: Learner(
                 name,
@@ -81,7 +81,7 @@ class Trainer:
 
         The guard decides whether an update is made; the step's verdict is the most severe of its turns'.
         """
-        due = [turn.role for turn in self.stage.turns if step % turn.every == 0]
+        due = [turn.role for turn in self.stage.turns() if step % turn.every == 0]
         records = {role: self._turn(self.learners[role], step, loaded, stop) for role in due}
         numbers = {name: value for record in records.values() for name, value in record.numbers.items()}
         worst = max(records.values(), key=lambda record: ("good", "skip", "go back").index(record.verdict))

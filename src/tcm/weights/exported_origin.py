@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 from tcm.method.sampling import ConsistencySampler, HeunSampler
-from tcm.weights.model import ModelCard, Provenance
+from tcm.weights.model import HighestTime, LowestTime, ModelCard, Provenance
 
 ORIGIN_KEY = "truncated_consistency"
 """Its key in a safetensors file's metadata."""
@@ -20,9 +20,9 @@ class Origin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str = Field(min_length=1, max_length=100)
-    t_min: float = Field(gt=0)
-    t_max: float = Field(gt=0, le=1e6)
-    second_time: float | None = Field(default=None, gt=0, description="none for a diffusion model")
+    t_min: LowestTime
+    t_max: HighestTime
+    second_time: float | None = Field(default=None, description="none for a diffusion model")
     class_names: tuple[str, ...] = ()
     provenance: Provenance = Provenance()
 

@@ -54,6 +54,11 @@ AnyPreconditioning = Annotated[
 """How f is made of the network, read in the same way; the entry points are those of `tcm.preconditionings`."""
 
 
+SigmaData = Annotated[float, Field(gt=0)]
+LowestTime = Annotated[float, Field(gt=0)]
+HighestTime = Annotated[float, Field(gt=0, le=1e6)]
+
+
 class Provenance(BaseModel):
     """Where a model comes from: a run's recipe, stage and step, or an imported file and its licence."""
 
@@ -79,9 +84,9 @@ class ModelCard(BaseModel):
     network: AnyNetwork
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
-    sigma_data: float = Field(default=0.5, gt=0)
-    t_min: float = Field(default=0.002, gt=0)
-    t_max: float = Field(default=80.0, gt=0)
+    sigma_data: SigmaData = 0.5
+    t_min: LowestTime = 0.002
+    t_max: HighestTime = 80.0
     preconditioning: AnyPreconditioning = Field(default=USUAL, description="how f is made of the network")
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")

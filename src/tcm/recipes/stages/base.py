@@ -17,10 +17,11 @@ from tcm.method.preconditioning import USUAL
 from tcm.method.sampling import ConsistencySampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT, TimeDistribution
 from tcm.networks import AnyNetwork
+from tcm.networks.base import Dropout
 from tcm.recipes.stages.flattening import Curves
-from tcm.recipes.stages.optimization import Fraction, Optimization, Positive, Spec, on_resume
+from tcm.recipes.stages.optimization import Optimization, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
-from tcm.weights.model import AnyPreconditioning
+from tcm.weights.model import AnyPreconditioning, HighestTime, LowestTime, SigmaData
 
 UNTIL_FLAT, AUTO = "until-flat", "auto"
 """Words for a number that the run decides."""
@@ -46,9 +47,9 @@ class Setting(Spec):
     """What the stages of a recipe share."""
 
     network: AnyNetwork = Field(description="the network")
-    sigma_data: Positive = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
-    t_min: Positive = Field(default=0.002, description="lowest noise level")
-    t_max: float = Field(default=80.0, gt=0, le=1e6, description="highest noise level T, where sampling begins")
+    sigma_data: SigmaData = Field(default=0.5, description="standard deviation of the data in [−1, 1]")
+    t_min: LowestTime = Field(default=0.002, description="lowest noise level")
+    t_max: HighestTime = Field(default=80.0, description="highest noise level T, where sampling begins")
     preconditioning: AnyPreconditioning = Field(
         default=USUAL,
         description="how f is made of the network: EDM's way, or CM's, where f is the identity at epsilon",
@@ -112,7 +113,7 @@ class Stage(Optimization):
         default=False, description="train even if rounding error swamps the gradient or the pair differences"
     )
     compile: bool = Field(default=False, description="compile the network with torch.compile")
-    dropout: Fraction | None = Field(default=None, description="dropout in this stage; unset: the network's")
+    dropout: Dropout | None = Field(default=None, description="dropout in this stage; unset: the network's")
     init: str = Field(
         default="previous",
         description="where the weights come from: scratch, previous (the stage before; in the first stage --init), "
@@ -132,8 +133,6 @@ class Stage(Optimization):
         default=False, description="trained for comparison: a report does not show its model as the run's result"
     )
 
-    turns: ClassVar[tuple[Turn, ...]] = (Turn(),)
-    """Whose weights move, in this order, within a step."""
     collapse_remedy: ClassVar[str] = "train longer"
     """What to do when all samples of the model look alike."""
     schedule_captions: ClassVar[dict[str, str]] = {}
@@ -175,6 +174,10 @@ class Stage(Optimization):
     def roles(self, setting: Setting) -> dict[str, Role]:
         """The models that take part besides the student, or "student" itself if it differs from the default."""
         return {}
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Whose weights move, in this order, within a step."""
+        return (Turn(),)
 
     def rows(self) -> Rows:
         """The network evaluations of a step, per image."""

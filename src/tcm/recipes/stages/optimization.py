@@ -1,5 +1,6 @@
 """How a network's weights are trained: the stage's keys for it, which a role may set for itself."""
 
+from math import sqrt
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -62,6 +63,17 @@ class Optimization(Spec):
     )
     clip: Positive | None = Field(default=None, description="largest gradient norm; a larger one is scaled down to it")
     guard: GuardSpec = Field(default=GuardSpec(), description="what happens when training blows up")
+
+    def rate(self, step: int, offset: int = 0) -> float:
+        """The learning rate: α_ref/√max(i/i_ref, 1) with the inverse-square-root schedule, after a linear warm-up.
+        TCM App. F.
+
+        The stage's steps count from 0; the schedule counts `offset` steps before them.
+        """
+        rate = self.learning_rate
+        if self.schedule == "inverse_sqrt" and self.schedule_reference is not None:
+            rate /= sqrt(max((offset + step) / self.schedule_reference, 1))
+        return rate * ((step + 1) / self.warmup) if step < self.warmup else rate
 
     def check_optimization(self, name: str, steps: int) -> None:
         """Refuse keys that do not fit each other, or the number of steps."""
