@@ -124,7 +124,7 @@ def test_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with serving.folder(tmp_path / "d", {shard.name: [-1, sample + 600, between, sample + 100]}) as (address, _):
         stream = open_stream(f"{address}/{shard.name}")
         again = list(stream.shard(0))
-        assert [(one.data, one.label) for one in again] == [(one.data, one.label) for one in whole]
+        assert [(one.data, one.annotation) for one in again] == [(one.data, one.annotation) for one in whole]
     with serving.folder(tmp_path / "d", {shard.name: [-1, *[sample] * 4]}) as (address, fetched):
         stream = open_stream(f"{address}/{shard.name}")
         with pytest.raises(TcmError, match=r"part-0000\.tar cannot be read to its end \(\d+ bytes are missing\)"):
