@@ -17,6 +17,7 @@ import writers
 
 from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream, streams
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Classes
 
 COUNT = 101
 IMAGES = writers.sample_pixels(COUNT, height=6, width=6)
@@ -201,7 +202,7 @@ def test_lanes_that_cannot_be_shared(tmp_path: Path, lanes: int, world: int, mes
 def test_a_stream_and_a_data_set_of_the_same_shards_agree(tmp_path: Path) -> None:
     folder = writers.write_shards(tmp_path / "d", IMAGES, LABELS)
     dataset = open_data(folder)
-    stream = open_data(f"stream:{folder}", classes=3)
+    stream = open_data(f"stream:{folder}", expected=Classes(3))
     assert isinstance(stream, Stream)
     assert (stream.shape, stream.condition_kind.names) == (dataset.shape, dataset.condition_kind.names)
     batch = next(StreamBatches(stream, seed=0, batch=COUNT, lanes=1).starting_at(0))

@@ -30,7 +30,7 @@ from tcm.data.opening import (
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
-from tcm.method.conditions import Condition, ConditionKind
+from tcm.method.conditions import Classes, Condition, ConditionKind
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
@@ -207,11 +207,11 @@ def open_stream(
 
 
 def open_data(
-    path: str | Path, *, channels: int | None = None, classes: int | None = None, split: str = "train"
+    path: str | Path, *, channels: int | None = None, expected: ConditionKind | None = None, split: str = "train"
 ) -> Dataset | Stream:
     """Open what a command is given: a stream if it starts with `stream:`, else a data set.
 
-    `classes` is their number where a stream has labels and does not say how many classes there are.
+    If classes are `expected`, they are those of a stream that has labels and does not say how many classes there are.
 
     >>> str(open_data("digits").condition_kind)
     '10 classes'
@@ -219,8 +219,8 @@ def open_data(
     name = str(path)
     if not name.startswith(STREAM):
         return open_dataset(path, channels=channels, split=split)
-    where = name.removeprefix(STREAM)
-    return open_stream(where, channels=channels, class_names=numbered(classes or 0), split=split)
+    class_names = numbered(expected.count) if isinstance(expected, Classes) else ()
+    return open_stream(name.removeprefix(STREAM), channels=channels, class_names=class_names, split=split)
 
 
 def _names_and_sizes(files: list[str]) -> str:
