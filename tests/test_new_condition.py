@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from vector_condition import HalvesData, VectorConfig, VectorKind, Vectors
 
 from tcm.cli.main import app
-from tcm.data import ArrayDataset, Batches, open_dataset, to_uint8
+from tcm.data import ArrayDataset, Batches, Stream, StreamBatches, open_data, open_dataset, to_uint8
 from tcm.data.images import in_memory
 from tcm.data.opening import with_channels
 from tcm.data.prepare import Crop, Form, Preparation
@@ -74,6 +74,18 @@ def test_it_stays_with_its_images_in_any_process(workers: int) -> None:
     for loaded in islice(Batches(dataset, seed=0, batch=12, rank=1, world=2, workers=workers).starting_at(5), 3):
         assert loaded.images.shape == (6, 1, 8, 8)
         assert belong_together(loaded.images, loaded.condition)
+
+
+def test_it_stays_with_its_images_in_a_stream() -> None:
+    stream = open_data("stream:vector_condition:HalvesStream")
+    assert isinstance(stream, Stream)
+    check_data(make_recipe(), stream)
+    seen = set()
+    for loaded in islice(StreamBatches(stream, seed=0, batch=16).starting_at(0), 5):
+        assert isinstance(loaded.condition, Vectors)
+        assert belong_together(loaded.images, loaded.condition)
+        seen |= set(map(tuple, loaded.condition.values.tolist()))
+    assert len(seen) == len(np.unique(HalvesData().pixels(np.arange(80)), axis=0)), "all of an epoch"
 
 
 def test_it_comes_along_with_a_data_set() -> None:

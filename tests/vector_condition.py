@@ -1,14 +1,16 @@
 """A kind of condition that the package does not know: the brightness of the left and the right half of an image."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from tcm.data import Annotations, ArrayDataset
+from tcm.data import Annotations, ArrayDataset, Sample, Stream
 from tcm.data.dataset import Indices
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
@@ -97,6 +99,28 @@ class HalvesData(ArrayDataset):
         levels = np.random.default_rng(0).integers(0, 256, (80, 2), np.uint8)
         images = np.repeat(levels, 4, axis=1)[:, None, None, :].repeat(8, axis=2)
         super().__init__(images, Halves((levels / 127.5 - 1).astype(np.float32)))
+
+
+class HalvesStream(Stream):
+    """The same, one after another in four shards; a sample's annotation is its vector."""
+
+    def __init__(self) -> None:
+        super().__init__("halves", "80 halves", shards=4)
+
+    def shard(self, number: int) -> Iterator[Sample]:
+        data = HalvesData()
+        assert isinstance(data.annotations, Halves)
+        for index in range(number, data.count, self.shards):
+            file = io.BytesIO()
+            Image.fromarray(data.pixels(np.array([index]))[0, 0]).save(file, "png")
+            yield Sample(f"half {index}", file.getvalue(), data.annotations.values[index])
+
+    @property
+    def condition_kind(self) -> VectorKind:
+        return VectorKind(2)
+
+    def condition(self, samples: Sequence[Sample]) -> Vectors:
+        return Vectors(torch.from_numpy(np.stack([np.asarray(sample.annotation) for sample in samples])))
 
 
 class VectorConfig(NetworkConfig):

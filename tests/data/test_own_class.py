@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcm.data import ArrayDataset, Stream, open_data, open_dataset
-from tcm.data.streams import Sample
+from tcm.data import ArrayDataset, Sample, Stream, open_data, open_dataset
 from tcm.foundation.errors import TcmError
 
 
@@ -29,7 +28,7 @@ class GreyStream(Stream):
     def shard(self, number: int) -> Iterator[Sample]:
         file = io.BytesIO()
         Image.new("L", (4, 4), 100 * number).save(file, "png")
-        yield Sample(f"grey {number}", file.getvalue(), None)
+        yield Sample(f"grey {number}", file.getvalue())
 
 
 def test_by_its_import_path() -> None:

@@ -17,6 +17,7 @@ import writers
 
 from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream, streams
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import Classes
 
 COUNT = 101
 IMAGES = writers.sample_pixels(COUNT, height=6, width=6)
@@ -124,7 +125,7 @@ def test_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with serving.folder(tmp_path / "d", {shard.name: [-1, sample + 600, between, sample + 100]}) as (address, _):
         stream = open_stream(f"{address}/{shard.name}")
         again = list(stream.shard(0))
-        assert [(one.data, one.label) for one in again] == [(one.data, one.label) for one in whole]
+        assert [(one.data, one.annotation) for one in again] == [(one.data, one.annotation) for one in whole]
     with serving.folder(tmp_path / "d", {shard.name: [-1, *[sample] * 4]}) as (address, fetched):
         stream = open_stream(f"{address}/{shard.name}")
         with pytest.raises(TcmError, match=r"part-0000\.tar cannot be read to its end \(\d+ bytes are missing\)"):
@@ -201,7 +202,7 @@ def test_lanes_that_cannot_be_shared(tmp_path: Path, lanes: int, world: int, mes
 def test_a_stream_and_a_data_set_of_the_same_shards_agree(tmp_path: Path) -> None:
     folder = writers.write_shards(tmp_path / "d", IMAGES, LABELS)
     dataset = open_data(folder)
-    stream = open_data(f"stream:{folder}", classes=3)
+    stream = open_data(f"stream:{folder}", expected=Classes(3))
     assert isinstance(stream, Stream)
     assert (stream.shape, stream.condition_kind.names) == (dataset.shape, dataset.condition_kind.names)
     batch = next(StreamBatches(stream, seed=0, batch=COUNT, lanes=1).starting_at(0))

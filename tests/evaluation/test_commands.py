@@ -18,6 +18,7 @@ from tcm.data import ArrayDataset, open_dataset
 from tcm.data.dataset import ClassLabels
 from tcm.evaluation.generation import conditions_of
 from tcm.evaluation.scores import Score, read_scores
+from tcm.evaluation.second_time import save_second_time
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Labels
 
@@ -146,8 +147,13 @@ def test_times_finds_and_writes_the_best(models: Path) -> None:
         run("times", folder, "--data", "digits", "--detector", "digits", "-n", 70, "--grid", "1,20")
     with pytest.raises(TcmError, match="not a local folder"):
         run("times", "someone/model", "--data", "digits", "--detector", "digits", "--write")
-    with pytest.raises(TcmError, match="diffusion model"):
-        run("times", models / "diffusion", "--data", "digits", "--detector", "digits", "-n", 70)
+    diffusion = models / "diffusion"
+    with pytest.raises(TcmError, match="diffusion is a diffusion model, which has no second time"):
+        run("times", diffusion, "--data", "digits", "--detector", "digits", "-n", 70)
+    before = (diffusion / "config.json").read_bytes()
+    with pytest.raises(TcmError, match="diffusion is a diffusion model, which has no second time"):
+        save_second_time(diffusion, tcm.load(diffusion), 1.0)
+    assert (diffusion / "config.json").read_bytes() == before
 
 
 def a_run(models: Path) -> Path:

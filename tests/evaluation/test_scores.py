@@ -20,6 +20,7 @@ SCORE = Score(
     count=50_000,
     subject="model",
     subject_hash="a" * 64,
+    step=None,
     sampling="times 80, fp32",
     conditions="drawn",
     seed=0,
@@ -84,6 +85,20 @@ def test_scores_that_say_nothing_of_conditions_are_still_read(tmp_path: Path) ->
     assert [score.sampling for score in found] == ["times 80, fp32", "times 80, fp32", None]
     assert [score.conditions for score in found] == ["drawn", "given", None]
     assert [score.way for score in found] == ["times 80, fp32", "times 80, fp32, given conditions", ""]
+
+
+def test_scores_without_a_step_are_still_read(tmp_path: Path) -> None:
+    """As files had them before: a checkpoint's step was only a part of its name."""
+    steps = {"truncated@300": 300, "truncated": None, "runs/me@home/model": None, "@": None}
+    file = tmp_path / "scores.jsonl"
+    for subject in steps:
+        fields = dataclasses.asdict(dataclasses.replace(SCORE, subject=subject))
+        del fields["step"]
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(fields) + "\n")
+    found = read_scores(file)
+    assert {score.subject: score.step for score in found} == steps
+    assert differing_conditions(found[0], SCORE) == []
 
 
 def test_scores_with_equal_conditions_are_compared() -> None:

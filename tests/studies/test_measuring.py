@@ -22,7 +22,7 @@ from tcm.studies.folders import MEASURED_FILE, noted_study, run_folder
 from tcm.studies.measuring import measure_variant
 from tcm.studies.results import read_study
 from tcm.studies.running import all_variants
-from tcm.studies.schema import Variant
+from tcm.studies.schema import Quantity, Variant
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
 from tcm.weights import Model
 from tcm.weights.model import read_card
@@ -80,8 +80,9 @@ def test_a_damaged_checkpoint_is_named(study_folder: Path, tmp_path: Path) -> No
 
 def test_curves_are_measured_at_each_kept_checkpoint(study_folder: Path) -> None:
     _, run = variant_of(study_folder, "t' = 4", 0)
-    subjects = [score.subject for score in read_scores(run / "scores.jsonl")]
-    assert subjects == [name for name in ("truncated", "truncated@0", "truncated@2", "truncated@4") for _ in range(4)]
+    subjects = [(score.subject, score.step) for score in read_scores(run / "scores.jsonl")]
+    names = [("truncated", None), ("truncated@0", 0), ("truncated@2", 2), ("truncated@4", 4)]
+    assert subjects == [name for name in names for _ in range(4)]
     assert (run / MEASURED_FILE).exists()
 
 
@@ -113,7 +114,7 @@ def test_scores_under_given_conditions_are_not_the_study_s(study_folder: Path, t
     (run / "scores.jsonl").unlink()
     append_scores(run / "scores.jsonl", [*others, replace(first, conditions="given", value=-1.0)])
     (trial,) = (one for one in read_study(out).trials if run_folder(out, one.variant) == run)
-    assert "fid, 1 step" not in trial.scores
+    assert Quantity("fid", steps=1) not in trial.scores
     assert measure_variant(noted_study(out), variant, run, ignore, NEVER)
     assert read_scores(run / "scores.jsonl")[-1].value == pytest.approx(first.value)
 
@@ -121,7 +122,11 @@ def test_scores_under_given_conditions_are_not_the_study_s(study_folder: Path, t
 def test_a_shared_stage_is_measured_once(study_folder: Path) -> None:
     """The variants `t' = 1` and `stage 1` have the same truncated stage: the second takes over the first's scores."""
     first, second = (
-        [score for score in read_scores(variant_of(study_folder, name, 0)[1] / "scores.jsonl") if "@" in score.subject]
+        [
+            score
+            for score in read_scores(variant_of(study_folder, name, 0)[1] / "scores.jsonl")
+            if score.step is not None
+        ]
         for name in ("t' = 1", "stage 1")
     )
     assert first == second, "and the times at which they were measured"

@@ -11,13 +11,15 @@ from pages import Page, check
 from playwright.sync_api import Browser, sync_playwright
 
 from tcm.cli.study_report import study_report
-from tcm.evaluation.scores import read_scores
+from tcm.evaluation.scores import append_scores, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.studies.analysis import summarise
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.results import read_study
+from tcm.studies.schema import GRADIENTS, Quantity
 from tcm.studies.words import main_table, summary_text, verdict_sentence
 
+ONE_STEP = Quantity("fid", steps=1)
 SECTIONS = [
     "Results",
     "Every seed",
@@ -46,7 +48,7 @@ def test_a_finished_study(study_folder: Path, tmp_path: Path, capsys: pytest.Cap
     results = read_study(study_folder)
     assert verdict_sentence(results) in said
     assert verdict_sentence(results).replace("'", "&#x27;") in page.text
-    values = results.values("t' = 1", "fid, 1 step")
+    values = results.values("t' = 1", ONE_STEP)
     scores = {
         seed: read_scores(study_folder / "runs" / f"seed-{seed}" / "t-1" / "scores.jsonl")[0].value for seed in (0, 1)
     }
@@ -56,8 +58,41 @@ def test_a_finished_study(study_folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert str(tmp_path) not in page.text.replace(str(study_folder), "")
     markdown = target.with_suffix(".md").read_text()
     assert f"**{verdict_sentence(results)}**" in markdown
-    for row in main_table(results, ["fid, 1 step"])[1]:
+    for row in main_table(results, [ONE_STEP])[1]:
         assert f"| {row[0].text} | {row[1].text} | {row[2].text} |" in markdown
+
+
+def test_what_each_score_is_of(study_folder: Path) -> None:
+    """The model's scores and those of its kept checkpoints, by what the study measures."""
+    results = read_study(study_folder)
+    assert results.study.decisive == ONE_STEP
+    sampled, denoised = [ONE_STEP, Quantity("fid", steps=2)], [Quantity("dfid", t=0.2), Quantity("dfid", t=5.0)]
+    assert results.quantities == [*sampled, *denoised, GRADIENTS]
+    trial = results.of("t' = 4")[0]
+    assert {quantity: score.t for quantity, score in trial.scores.items()} == {
+        quantity: quantity.t for quantity in (*sampled, *denoised)
+    }
+    assert list(trial.values) == results.quantities
+    course = trial.courses["truncated"]
+    assert list(course) == [0, 2, 4]
+    assert all(list(scores) == [*sampled, *denoised] for scores in course.values())
+    assert [results.title(quantity) for quantity in (ONE_STEP, denoised[0], GRADIENTS)] == [
+        "digits distance, 1 step",
+        "denoised digits distance, t = 0.2",
+        "gradient spikes per 1,000 steps",
+    ]
+    assert results.metric(denoised[0]) == "denoised digits distance"
+    assert results.title(Quantity("kid", steps=3)) == "kid, 3 steps", "before there are scores"
+
+
+def test_scores_of_other_models_are_not_the_study_s(copied: Path) -> None:
+    """`tcm eval --dfid` may have written them into the same file, of a model whose name has an @."""
+    before = read_study(copied).of("t' = 4")[0]
+    file = copied / "runs" / "seed-0" / "t-4" / "scores.jsonl"
+    denoised = next(score for score in read_scores(file) if score.t is not None and score.step is None)
+    append_scores(file, [replace(denoised, subject=name, value=-1.0) for name in ("other/model", "me@home/model")])
+    after = read_study(copied).of("t' = 4")[0]
+    assert (after.scores, after.courses) == (before.scores, before.courses)
 
 
 def test_a_failed_variant_is_shown(study_folder: Path, tmp_path: Path) -> None:
@@ -78,7 +113,7 @@ def test_an_unfinished_study(copied: Path) -> None:
     assert "a single seed, so there is no interval" in page.text
     results = read_study(copied)
     assert [trial.status for trial in results.of("t' = 1")] == ["measured", "not begun"]
-    assert [row[1].text for row in main_table(results, ["fid, 1 step"])[1]] == [
+    assert [row[1].text for row in main_table(results, [ONE_STEP])[1]] == [
         "1 of 2",
         "1 of 2",
         "2",

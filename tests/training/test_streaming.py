@@ -157,8 +157,9 @@ def test_classes_that_nobody_says(shards: Path, tmp_path: Path) -> None:
     assert refusal(tmp_path, only, path, "classes=none") == (
         f"{shards}/part-0000.tar has labels, but does not say how many classes there are; set classes"
     )
-    assert refusal(tmp_path, only, path, "classes=4").startswith(f"{shards}/part-0000.tar: label ")
-    shutil.rmtree(tmp_path / "run")
+    for four in (["classes=4"], ["classes=none", "condition={kind='classes', count=4}"]):
+        assert refusal(tmp_path, only, path, *four).startswith(f"{shards}/part-0000.tar: label ")
+        shutil.rmtree(tmp_path / "run")
     assert refusal(tmp_path, only, path, "image_shape=[1,16,16]").startswith(f"{path} has images of shape [1, 8, 8]")
     train(tiny_recipe(2, only, path, "classes=none", "conditional=false"), tmp_path / "run")
     assert tcm.Model.load(tmp_path / "run" / STAGE / "model").card.condition is None

@@ -8,7 +8,7 @@ from tcm.data.loader import Batches, BatchSource, LoadedBatch
 from tcm.data.opening import open_dataset
 from tcm.data.pixels import to_float, to_uint8
 from tcm.data.prepare import prepare_dataset
-from tcm.data.streams import Stream, open_data, open_stream
+from tcm.data.streams import ClassStream, Sample, Stream, open_data, open_stream
 from tcm.data.summary import Summary, summarize
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "Batches",
     "Broken",
     "ClassLabels",
+    "ClassStream",
     "Dataset",
     "LoadedBatch",
+    "Sample",
     "Stream",
     "StreamBatches",
     "Summary",

@@ -30,7 +30,7 @@ from tcm.data.opening import (
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
-from tcm.method.conditions import Condition, ConditionKind
+from tcm.method.conditions import Classes, Condition, ConditionKind
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
@@ -40,22 +40,21 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One image, not yet decoded."""
+    """One image, not yet decoded; what its annotation means is up to its stream."""
 
     name: str
     data: bytes
-    label: int | None
+    annotation: object = None
 
 
 class Stream(ABC):
     """Images in numbered shards, each read from its beginning. All images have the shape of the first.
 
     `identity` says which data these are: a saved position is valid for one identity, and a model's provenance names it.
+    A stream whose images are annotated overrides `condition_kind` and `condition`.
     """
 
-    def __init__(
-        self, where: str, identity: str, shards: int, channels: int | None = None, class_names: tuple[str, ...] = ()
-    ):
+    def __init__(self, where: str, identity: str, shards: int, channels: int | None = None):
         check_channels(channels)
         self.where, self.identity, self.shards = where, identity, shards
         first = next((sample for shard in range(shards) for sample in self.shard(shard)), None)
@@ -63,29 +62,17 @@ class Stream(ABC):
             raise TcmError(f"{where} holds no images; give a stream that does")
         picture = decode_picture(first.data, first.name)
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
-        self._labelled = first.label is not None
-        self._class_names = class_names
+        self._annotated = first.annotation is not None
         self._convert = channels is not None
 
     @property
     def condition_kind(self) -> ConditionKind | None:
-        """Return what a model of this data can be conditioned on."""
-        if not self._labelled:
-            return None
-        if not self._class_names:
-            raise TcmError(f"{self.where} has labels, but does not say how many classes there are; set classes")
-        return named_classes(self._class_names)
+        """Return what a model of this data can be conditioned on; by default nothing."""
+        return None
 
     def condition(self, samples: Sequence[Sample]) -> Condition | None:
-        """Return the condition of these samples."""
-        if not self._labelled:
-            return None
-        labels = []
-        for sample in samples:
-            if sample.label is None:
-                raise TcmError(f"{sample.name} has no label, though other images have one; add it or remove the image")
-            labels.append(sample.label)
-        return ClassLabels.of(labels, self.where, self._class_names).condition(np.arange(len(labels)))
+        """Return the condition of these samples; by default none."""
+        return None
 
     def with_channels(self, channels: int) -> Self:
         """Return this stream with its images converted to gray (1) or RGB (3)."""
@@ -110,7 +97,37 @@ class Stream(ABC):
         return pixels_of(picture, channels)
 
 
-class ShardStream(Stream):
+class ClassStream(Stream):
+    """Images that are annotated with the numbers of their classes, or not at all."""
+
+    def __init__(
+        self, where: str, identity: str, shards: int, channels: int | None = None, class_names: tuple[str, ...] = ()
+    ):
+        super().__init__(where, identity, shards, channels)
+        self._class_names = class_names
+
+    @property
+    def condition_kind(self) -> ConditionKind | None:
+        """Return the classes."""
+        if not self._annotated:
+            return None
+        if not self._class_names:
+            raise TcmError(f"{self.where} has labels, but does not say how many classes there are; set classes")
+        return named_classes(self._class_names)
+
+    def condition(self, samples: Sequence[Sample]) -> Condition | None:
+        """Return the classes of these samples."""
+        if not self._annotated:
+            return None
+        labels = []
+        for sample in samples:
+            if not isinstance(sample.annotation, int):
+                raise TcmError(f"{sample.name} has no label, though other images have one; add it or remove the image")
+            labels.append(sample.annotation)
+        return ClassLabels.of(labels, self.where, self._class_names).condition(np.arange(len(labels)))
+
+
+class ShardStream(ClassStream):
     """WebDataset shards: paths or URLs, as webdataset opens them."""
 
     def __init__(self, shards: list[str], channels: int | None, class_names: tuple[str, ...]):
@@ -140,7 +157,7 @@ class ShardStream(Stream):
                 sleep(wait)
 
 
-class RowStream(Stream):
+class RowStream(ClassStream):
     """A Hugging Face data set, streamed: a folder, or `hf://owner/name` or `hf://owner/name@revision`."""
 
     def __init__(self, where: str, split: str, channels: int | None, class_names: tuple[str, ...]):
@@ -190,11 +207,11 @@ def open_stream(
 
 
 def open_data(
-    path: str | Path, *, channels: int | None = None, classes: int | None = None, split: str = "train"
+    path: str | Path, *, channels: int | None = None, expected: ConditionKind | None = None, split: str = "train"
 ) -> Dataset | Stream:
     """Open what a command is given: a stream if it starts with `stream:`, else a data set.
 
-    `classes` is their number where a stream has labels and does not say how many classes there are.
+    If classes are `expected`, they are those of a stream that has labels and does not say how many classes there are.
 
     >>> str(open_data("digits").condition_kind)
     '10 classes'
@@ -202,8 +219,8 @@ def open_data(
     name = str(path)
     if not name.startswith(STREAM):
         return open_dataset(path, channels=channels, split=split)
-    where = name.removeprefix(STREAM)
-    return open_stream(where, channels=channels, class_names=numbered(classes or 0), split=split)
+    class_names = numbered(expected.count) if isinstance(expected, Classes) else ()
+    return open_stream(name.removeprefix(STREAM), channels=channels, class_names=class_names, split=split)
 
 
 def _names_and_sizes(files: list[str]) -> str:

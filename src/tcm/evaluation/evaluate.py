@@ -117,15 +117,18 @@ def evaluate_model(
     return evaluate(images, reference, subject, metrics, processes)
 
 
-def model_subject(model: Model, name: str, sampling: Sampling | None, seed: int, given: bool = False) -> Subject:
+def model_subject(
+    model: Model, name: str, sampling: Sampling | None, seed: int, given: bool = False, step: int | None = None
+) -> Subject:
     """A model as what is measured, known by the hash of its weights.
 
-    Without `sampling`, it is its denoising that is measured; `given` conditions are neither drawn nor chosen.
+    Without `sampling`, it is its denoising that is measured; `given` conditions are neither drawn nor chosen. `step` is
+    that of a checkpoint.
     """
     digest = weights_hash(model.denoiser.state_dict())
     if sampling is None:
-        return Subject(name, digest, seed=seed)
+        return Subject(name, digest, step, seed=seed)
     conditions: ConditionSource | None = None
     if model.card.condition is not None:
         conditions = "given" if given else "drawn" if sampling.choice is None else "chosen"
-    return Subject(name, digest, sampling.describe(model), seed, conditions)
+    return Subject(name, digest, step, sampling.describe(model), seed, conditions)

@@ -21,6 +21,7 @@ class Subject:
 
     name: str
     hash: str
+    step: int | None = None
     sampling: str | None = None
     seed: int | None = None
     conditions: ConditionSource | None = None
@@ -55,6 +56,7 @@ class Measurement:
             count=self.count,
             subject=self.subject.name,
             subject_hash=self.subject.hash,
+            step=self.subject.step,
             sampling=self.subject.sampling,
             conditions=self.subject.conditions,
             seed=self.subject.seed,

@@ -18,7 +18,7 @@ ConditionSource = Literal["drawn", "chosen", "given"]
 # What may differ between two scores that are compared: the thing measured, its result, and when.
 # The metric says more than its kind, which older files lack.
 _FREE = (
-    *("kind", "value", "deviation", "subject", "subject_hash", "sampling", "conditions", "seed"),
+    *("kind", "value", "deviation", "subject", "subject_hash", "step", "sampling", "conditions", "seed"),
     *("note", "versions", "time"),
 )
 _GIVEN = ", given conditions"
@@ -30,8 +30,9 @@ class Score:
 
     `kind` is what is measured, `metric` its name with this detector.
 
-    `subject` and `sampling` say what was measured; `seed` is the first of its seeds, None for images that are there
-    already. `conditions` is None if the model takes none. All hashes are SHA-256.
+    `subject` and `sampling` say what was measured; `step` is that of a checkpoint, None for a finished model or images.
+    `seed` is the first of its seeds, None for images that are there already. `conditions` is None if the model takes
+    none. All hashes are SHA-256.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Score:
     count: int
     subject: str
     subject_hash: str
+    step: int | None
     sampling: str | None
     conditions: ConditionSource | None
     seed: int | None
@@ -93,7 +95,8 @@ def read_scores(path: Path) -> list[Score]:
         except json.JSONDecodeError as error:
             raise TcmError(f"{path}, line {number} is not JSON ({error.msg}); remove the line") from error
         if isinstance(found, dict) and "metric" in found:
-            found = {"kind": _kind_of(str(found["metric"]))} | _with_conditions(found)
+            earlier = {"kind": _kind_of(str(found["metric"])), "step": _step_of(str(found.get("subject")))}
+            found = earlier | _with_conditions(found)
         if not isinstance(found, dict) or found.keys() != known:
             raise TcmError(f"{path}, line {number} is not a score of this version; remove the line or measure again")
         scores.append(Score(**found))
@@ -109,6 +112,12 @@ def _kind_of(metric: str) -> Kind:
     if metric == "Inception score" or metric.startswith("class score"):
         return "is"
     return "precision" if metric == "precision" else "recall" if metric == "recall" else "fid"
+
+
+def _step_of(subject: str) -> int | None:
+    """The step of a score that was written before scores had one: `truncated@300` was the checkpoint's name."""
+    step = subject.rpartition("@")[2]
+    return int(step) if "@" in subject and step.isdecimal() else None
 
 
 def _with_conditions(found: dict[str, object]) -> dict[str, object]:

@@ -41,8 +41,7 @@ def search_time(
     >>> rows = search_time(model, "digits", range(2000), [0.5, 1, 2], reference)  # doctest: +SKIP
     >>> best, score = min(rows, key=lambda row: row[1].value)  # doctest: +SKIP
     """
-    if not isinstance(model.sampler, ConsistencySampler):
-        raise TcmError(f"{name} is a {model.sampler.model} model, which has no second time; give a consistency model")
+    _sampler_of(model, name)
     for t in grid:
         check_times(model.denoiser, [model.card.t_max, t])
     for t in grid:
@@ -53,9 +52,16 @@ def search_time(
 
 def save_second_time(folder: Path, model: Model, t: float) -> None:
     """Write t into the folder's config.json as the time of the second step."""
-    assert isinstance(model.sampler, ConsistencySampler), "search_time ensures it"
-    card = model.card.model_copy(update={"sampler": replace(model.sampler, second_time=t)})
+    sampler = replace(_sampler_of(model, str(folder)), second_time=t)
+    card = model.card.model_copy(update={"sampler": sampler})
     write_text(folder / "config.json", card.model_dump_json(indent=2) + "\n")
+
+
+def _sampler_of(model: Model, name: str) -> ConsistencySampler:
+    """The sampler that has a second time."""
+    if not isinstance(model.sampler, ConsistencySampler):
+        raise TcmError(f"{name} is a {model.sampler.model} model, which has no second time; give a consistency model")
+    return model.sampler
 
 
 def save_plot(path: Path, rows: Sequence[tuple[float, Score]]) -> None:

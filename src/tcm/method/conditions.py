@@ -106,6 +106,11 @@ class ConditionKind(ABC):
     def __str__(self) -> str:
         """What the model takes, in a few words: `10 classes`."""
 
+    @property
+    def annotations(self) -> str:
+        """What images come with in data of this kind, in words for errors."""
+        return f"annotations ({self})"
+
     @abstractmethod
     def choose(self, choice: ConditionChoice, count: int) -> Condition:
         """What a user chose for `count` images."""
@@ -157,6 +162,10 @@ class Classes(ConditionKind):
 
     def __str__(self) -> str:
         return f"{self.count} classes"
+
+    @property
+    def annotations(self) -> str:
+        return "classes"
 
     def choose(self, choice: ConditionChoice, count: int) -> Labels:
         """What a user chose for `count` images: a label or a class's name for each, or one for all."""

@@ -5,13 +5,14 @@ figure, it is used, in units of the data (the paper's sigma_data is 0.5); the ot
 `docs/planning.md` says how well they do.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import floor, log, log10, sqrt
 from typing import Any
 
-from tcm.method.conditions import Classes, ConditionKind
+from tcm.method.conditions import ConditionKind
 from tcm.networks import DDPMppConfig, NetworkConfig, networks
 from tcm.planning.look import Look
+from tcm.recipes.schema import condition_keys
 
 DDPMPP = "ddpmpp"
 SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}
@@ -74,13 +75,13 @@ def conditions(look: Look) -> Choice:
             "tcm.networks, or set network, condition and conditional in the recipe",
             {"conditional": False},
         )
-    keys = {"classes": kind.count} if isinstance(kind, Classes) else {"condition": asdict(kind)}
-    return Choice(f"{kind} as conditions", "as the data has them", {"conditional": True} | keys)
+    return Choice(f"{kind} as conditions", "as the data has them", {"conditional": True} | condition_keys(kind))
 
 
 def network_for(kind: ConditionKind | None) -> str | None:
     """The network that learns this kind of condition: a DDPM++, or an installed one that needs no keys, or none.
 
+    >>> from tcm.method.conditions import Classes
     >>> network_for(None), network_for(Classes(10))
     ('ddpmpp', 'ddpmpp')
     """

@@ -1,7 +1,7 @@
 """What a run is: the stages in order, and what they share; each key checked by itself and with the others."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from itertools import takewhile
 from math import inf
@@ -122,6 +122,15 @@ def network_of(recipe: Recipe, stage: Stage, role: Role | None = None) -> Networ
 def condition_of(recipe: Recipe) -> ConditionKind | None:
     """What images of the data must come with; None leaves it to the data."""
     return recipe.condition if recipe.classes is None else Classes(recipe.classes)
+
+
+def condition_keys(kind: ConditionKind) -> dict[str, Any]:
+    """The keys of a recipe for data with this kind of annotation, the inverse of `condition_of`.
+
+    >>> condition_keys(Classes(10))
+    {'classes': 10}
+    """
+    return {"classes": kind.count} if isinstance(kind, Classes) else {"condition": asdict(kind)}
 
 
 def roles_of(recipe: Recipe, name: str) -> dict[str, Role]:

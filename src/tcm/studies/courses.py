@@ -8,8 +8,7 @@ from tcm.report.html import figure, section, side_by_side
 from tcm.studies import figures
 from tcm.studies.figures import Line
 from tcm.studies.results import StudyResults, Trial
-
-DFID = "dfid, t = "
+from tcm.studies.schema import Quantity
 
 
 @dataclass(frozen=True)
@@ -25,25 +24,30 @@ class Course:
         """The variants in brackets, where they are not all."""
         return f" ({self.name})" if self.name else ""
 
-    def line(self, label: str, name: str) -> Line:
-        """The values of one measurement over the steps."""
+    def line(self, quantity: Quantity, name: str) -> Line:
+        """The values of one quantity over the steps."""
         points: dict[float, list[float]] = {}
         for trial in self.trials:
             for step, scores in trial.courses[self.stage].items():
-                if label in scores:
-                    points.setdefault(step, []).append(scores[label].value)
+                if quantity in scores:
+                    points.setdefault(step, []).append(scores[quantity].value)
         return Line(name, points)
 
-    def metric(self, label: str) -> str:
-        """What the measurement is called, in the detector of the curves."""
+    def metric(self, quantity: Quantity) -> str:
+        """What the quantity's metric is called, in the detector of the curves."""
         steps = (found for trial in self.trials for found in trial.courses[self.stage].values())
-        return next(found[label].metric for found in steps if label in found)
+        return next(found[quantity].metric for found in steps if quantity in found)
 
     @property
-    def labels(self) -> list[str]:
-        """The measurements that there are values of."""
-        found = (label for trial in self.trials for scores in trial.courses[self.stage].values() for label in scores)
-        return list(dict.fromkeys(found))
+    def quantities(self) -> list[Quantity]:
+        """What there are values of."""
+        steps = (scores for trial in self.trials for scores in trial.courses[self.stage].values())
+        return list(dict.fromkeys(quantity for scores in steps for quantity in scores))
+
+    @property
+    def denoised(self) -> list[Quantity]:
+        """Denoising, at each t that there are values of."""
+        return [quantity for quantity in self.quantities if quantity.t is not None]
 
 
 def over_training(results: StudyResults) -> str:
@@ -51,12 +55,12 @@ def over_training(results: StudyResults) -> str:
     courses = _courses(results)
     stages = list(dict.fromkeys(course.stage for course in courses))
     parts = [_samples_over_steps([course for course in courses if course.stage == stage]) for stage in stages]
-    denoising = [course for course in courses if any(label.startswith(DFID) for label in course.labels)]
-    groups = [[course.line(label, label.removeprefix("dfid, ")) for label in _times(course)] for course in denoising]
+    denoising = [course for course in courses if course.denoised]
+    groups = [[course.line(quantity, quantity.how) for quantity in course.denoised] for course in denoising]
     limits = figures.limits_of(groups)
     drawn = [
         figure(
-            figures.over_steps(lines, course.metric(_times(course)[0]), limits),
+            figures.over_steps(lines, course.metric(course.denoised[0]), limits),
             f"Denoising distance over the steps of {course.stage}",
             f"Denoising at each noise level over the steps of {course.stage}{course.owners}.",
         )
@@ -74,15 +78,15 @@ def over_training(results: StudyResults) -> str:
 
 def denoising(results: StudyResults) -> str:
     """The final models' denoising over t."""
-    labels = [label for label in results.labels if label.startswith(DFID)]
+    by_t = {quantity.t: quantity for quantity in results.quantities if quantity.t is not None}
     lines = []
     for variant in results.study.variants:
-        values = {float(label.removeprefix(DFID)): list(results.values(variant, label).values()) for label in labels}
+        values = {t: list(results.values(variant, quantity).values()) for t, quantity in by_t.items()}
         points = {t: some for t, some in values.items() if some}
         lines += [Line(variant, points)] if points else []
-    if not lines or len(labels) < 2:
+    if not lines or len(by_t) < 2:
         return ""
-    metric = results.metric(labels[0]).partition(",")[0]
+    metric = results.metric(next(iter(by_t.values())))
     svg = figures.over_times(lines, metric)
     caption = f"{metric} at t: data with noise of level t, denoised in one evaluation, against the data."
     sentence = (
@@ -117,18 +121,14 @@ def gradients(results: StudyResults) -> str:
 
 
 def _samples_over_steps(courses: Sequence[Course]) -> list[str]:
-    labels = dict.fromkeys(label for course in courses for label in course.labels if not label.startswith(DFID))
+    sampled = dict.fromkeys(quantity for course in courses for quantity in course.quantities if quantity.t is None)
     parts = []
-    for label in labels:
-        lines = [course.line(label, course.name) for course in courses if label in course.labels]
-        metric, how, stage = courses[0].metric(label), label.partition(", ")[2], courses[0].stage
+    for quantity in sampled:
+        lines = [course.line(quantity, course.name) for course in courses if quantity in course.quantities]
+        metric, how, stage = courses[0].metric(quantity), quantity.how, courses[0].stage
         caption = f"{metric}, {how}, over the steps of {stage}{courses[0].owners if len(lines) == 1 else ''}."
         parts.append(figure(figures.over_steps(lines, f"{metric}, {how}", None), f"{metric} over {stage}", caption))
     return parts
-
-
-def _times(course: Course) -> list[str]:
-    return [label for label in course.labels if label.startswith(DFID)]
 
 
 def _courses(results: StudyResults) -> list[Course]:

@@ -79,11 +79,11 @@ class _Bench:
         """The scores of one pass."""
         batch = sampling_batch(model)
         if wanted.t is not None:
-            owner = model_subject(model, subject.name, None, self.first_seed)
+            owner = model_subject(model, subject.name, None, self.first_seed, step=subject.step)
             denoise, times = model_denoise(model), [wanted.t]
             return denoising_distances(denoise, self.dataset, times, self.reference, owner, subject.count, batch)
         sampling = Sampling(steps=wanted.steps)
-        owner = model_subject(model, subject.name, sampling, self.first_seed)
+        owner = model_subject(model, subject.name, sampling, self.first_seed, step=subject.step)
         seeds = range(self.first_seed, self.first_seed + subject.count)
         return evaluate(
             until_stopped(stop, generate(model, seeds, sampling, batch)), self.reference, owner, self.metrics
@@ -177,7 +177,7 @@ def _lacking(
         return []
     elsewhere = {_identity(score): score for other in run.parent.iterdir() for score in _scores_elsewhere(other)}
     if all(identity in elsewhere for identity in identities):
-        return [replace(elsewhere[identity], subject=subject.name) for identity in identities]
+        return [replace(elsewhere[identity], subject=subject.name, step=subject.step) for identity in identities]
     return bench.measure(wanted, model, subject, stop)
 
 

@@ -36,9 +36,9 @@ from tcm.studies.results import StudyResults, Trial
 from tcm.studies.sharing import with_needed
 from tcm.studies.words import (
     Table,
+    by_kind,
     conditions,
     failures,
-    label_groups,
     main_table,
     paper_table,
     seeds_text,
@@ -100,7 +100,7 @@ def _tables(results: StudyResults) -> str:
         f"Each variant against {results.study.compared_with}: the paired difference, its 95 % interval, and how many "
         "seeds agree with its sign. Bold where the interval excludes 0."
     )
-    parts = [_html_table(main_table(results, labels)) for labels in label_groups(results)]
+    parts = [_html_table(main_table(results, same_kind)) for same_kind in by_kind(results)]
     problems = [
         paragraph(f"The scores of {_named(trial)} are left out: {trial.problem}", "note")
         for trial in results.trials
@@ -118,13 +118,13 @@ def _html_table(content: Table) -> str:
 
 
 def _every_seed(results: StudyResults) -> str:
-    labels = [label for labels in label_groups(results) if not labels[0].startswith("dfid") for label in labels]
+    quantities = [quantity for same_kind in by_kind(results) for quantity in same_kind if quantity.t is None]
     parts = []
-    for label in labels:
-        values = {variant: results.values(variant, label) for variant in results.study.variants}
+    for quantity in quantities:
+        values = {variant: results.values(variant, quantity) for variant in results.study.variants}
         if any(values.values()):
-            svg = figures.every_seed(values, results.study.compared_with, results.metric(label))
-            parts.append(figure(svg, f"{results.metric(label)} of every seed and variant"))
+            svg = figures.every_seed(values, results.study.compared_with, results.title(quantity))
+            parts.append(figure(svg, f"{results.title(quantity)} of every seed and variant"))
     sentence = (
         "A dot for each seed, a tick at their mean, and a bar for the mean's 95 % interval. The dashed line is the "
         f"mean of {results.study.compared_with}. Paired differences can be certain where bars overlap."

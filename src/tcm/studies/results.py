@@ -1,6 +1,6 @@
 """What a study's folder holds: each variant and seed, how far it has come, and its values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,29 +13,28 @@ from tcm.recipes.folders import RECIPE_FILE
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.studies.analysis import Verdict, judge, spikes
 from tcm.studies.folders import MEASURED_FILE, noted_failure, noted_study, run_folder
-from tcm.studies.measuring import sampling_steps
+from tcm.studies.measuring import Subject, sampling_steps
 from tcm.studies.resolve import variants_of
-from tcm.studies.schema import GRADIENTS, Study, Variant
+from tcm.studies.schema import GRADIENTS, Quantity, Study, Variant
 from tcm.weights import Model
 from tcm.weights.model import CONFIG_FILE, read_card
 
 Status = Literal["measured", "failed", "unfinished", "not begun"]
-HIGHER_IS_BETTER = ("is", "precision", "recall")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A variant with one seed; `values` are its model's, by the labels of the measurements.
+    """A variant with one seed, and the scores of its model.
 
-    `courses` are the values over a stage's steps: by stage, then step, then label.
+    `courses` are the scores over a stage's steps: by stage, then step, then quantity.
     """
 
     variant: Variant
     status: Status
     problem: str | None = None
     record: RunRecord | None = None
-    scores: Mapping[str, Score] = field(default_factory=dict)
-    courses: Mapping[str, Mapping[int, Mapping[str, Score]]] = field(default_factory=dict)
+    scores: Mapping[Quantity, Score] = field(default_factory=dict)
+    courses: Mapping[str, Mapping[int, Mapping[Quantity, Score]]] = field(default_factory=dict)
 
     @property
     def stage(self) -> StageRecord | None:
@@ -44,9 +43,9 @@ class Trial:
         return next((stage for stage in stages if stage.name == self.variant.stage), None)
 
     @property
-    def values(self) -> dict[str, float]:
-        """The model's values by the measurements' labels, and the spikes of its gradient norm per 1,000 steps."""
-        found = {label: score.value for label, score in self.scores.items()}
+    def values(self) -> dict[Quantity, float]:
+        """The values of the model's scores, and the spikes of its gradient norm per 1,000 steps."""
+        found = {quantity: score.value for quantity, score in self.scores.items()}
         stage = self.stage
         if stage is not None and stage.status == "finished" and stage.numbers:
             found[GRADIENTS] = 1000 * len(spikes_of(stage)) / stage.step
@@ -62,44 +61,39 @@ class StudyResults:
     trials: list[Trial]
 
     @property
-    def labels(self) -> list[str]:
-        """The measurements: those of the study, then others that there are values of."""
-        wanted = self.study.measure.labels
-        found = dict.fromkeys(label for trial in self.trials for label in trial.scores)
-        return wanted + [label for label in found if label not in wanted]
+    def quantities(self) -> list[Quantity]:
+        """What was measured: as the study says, then others that there are values of."""
+        wanted = self.study.measure.quantities
+        found = dict.fromkeys(quantity for trial in self.trials for quantity in trial.scores)
+        return wanted + [quantity for quantity in found if quantity not in wanted]
 
     def of(self, variant: str) -> list[Trial]:
         """The trials of one variant."""
         return [trial for trial in self.trials if trial.variant.name == variant]
 
-    def values(self, variant: str, label: str) -> dict[int, float]:
-        """A variant's values of one measurement, by seed."""
-        return {trial.variant.seed: trial.values[label] for trial in self.of(variant) if label in trial.values}
+    def values(self, variant: str, quantity: Quantity) -> dict[int, float]:
+        """A variant's values of one quantity, by seed."""
+        return {trial.variant.seed: trial.values[quantity] for trial in self.of(variant) if quantity in trial.values}
 
-    def metric(self, label: str) -> str:
-        """What a measurement is called, such as `digits distance, 1 step`."""
-        kind, _, how = label.partition(", ")
-        names = [trial.scores[label].metric for trial in self.trials if label in trial.scores]
-        name = names[0] if names else kind
-        return f"{name}, {how}" if how else f"{label} per 1,000 steps" if label == GRADIENTS else name
+    def metric(self, quantity: Quantity) -> str:
+        """What a quantity's metric is called, such as `digits distance`."""
+        if quantity == GRADIENTS:
+            return f"{quantity} per 1,000 steps"
+        names = (trial.scores[quantity].metric for trial in self.trials if quantity in trial.scores)
+        return next(names, quantity.kind)
+
+    def title(self, quantity: Quantity) -> str:
+        """Its metric and how it was measured, such as `digits distance, 1 step`."""
+        return ", ".join(filter(None, [self.metric(quantity), quantity.how]))
 
     @property
     def verdict(self) -> Verdict | None:
         """Whether the study's claim held; None if the study says nothing that could be checked."""
-        expects = self.study.expects
-        if expects is None:
+        expects, by = self.study.expects, self.study.decisive
+        if expects is None or by is None:
             return None
-        others = {name: self.values(name, expects.by) for name in expects.than}
-        return judge(self.values(expects.better, expects.by), others, lower_is_better(expects.by))
-
-
-def lower_is_better(label: str) -> bool:
-    """Whether a lower value of a measurement is better, as it is for all distances.
-
-    >>> lower_is_better("fid, 1 step"), lower_is_better("recall, 1 step")
-    (True, False)
-    """
-    return label.partition(",")[0] not in HIGHER_IS_BETTER
+        others = {name: self.values(name, by) for name in expects.than}
+        return judge(self.values(expects.better, by), others, by.lower_is_better)
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -132,18 +126,14 @@ def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
     problem = record.scores_problem
     if (failure := _failure(run)) is not None:
         status, problem = failure
-    samplings: dict[str, dict[str, int]] = {
-        stage.name: _steps_by_sampling(study, stage) for stage in record.stages if stage.model.is_dir()
-    }
-    scores: dict[str, Score] = {}
-    courses: dict[str, dict[int, dict[str, Score]]] = {}
-    for score in (score for score in record.scores if not score.set_conditions):
-        name, _, step = score.subject.partition("@")
-        label = _label(score, samplings.get(name, {}))
-        if label is not None and not step:
-            scores[label] = score
-        elif label is not None:
-            courses.setdefault(name, {}).setdefault(int(step), {})[label] = score
+    scores: dict[Quantity, Score] = {}
+    courses: dict[str, dict[int, dict[Quantity, Score]]] = {}
+    for stage in record.stages:
+        for score, quantity in _quantities(study, stage, record.scores):
+            if score.step is None:
+                scores[quantity] = score
+            else:
+                courses.setdefault(stage.name, {}).setdefault(score.step, {})[quantity] = score
     return Trial(variant, status, problem, record, scores, courses)
 
 
@@ -165,9 +155,13 @@ def _steps_by_sampling(study: Study, stage: StageRecord) -> dict[str, int]:
     return {Sampling(steps=steps).describe(model): steps for steps in sampling_steps(study, stage.sampler)}
 
 
-def _label(score: Score, steps_by_sampling: Mapping[str, int]) -> str | None:
-    """The measurement that a score is of; None if it is none of the study's."""
-    if score.t is not None:
-        return f"dfid, t = {score.t:g}"
-    steps = steps_by_sampling.get(score.sampling or "")
-    return None if steps is None else f"{score.kind}, {steps} step{'' if steps == 1 else 's'}"
+def _quantities(study: Study, stage: StageRecord, scores: Sequence[Score]) -> Iterator[tuple[Score, Quantity]]:
+    """The scores of a stage that are the study's, and what each is of."""
+    steps_by_sampling = _steps_by_sampling(study, stage) if stage.model.is_dir() else {}
+    for score in scores:
+        if score.set_conditions or score.subject != Subject(stage.name, score.step, score.count).name:
+            continue
+        if score.t is not None:
+            yield score, Quantity("dfid", t=score.t)
+        elif score.sampling in steps_by_sampling:
+            yield score, Quantity(score.kind, steps=steps_by_sampling[score.sampling])

@@ -13,8 +13,45 @@ from tcm.foundation.errors import TcmError
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.optimization import Count, Positive, Spec
 
-GRADIENTS = "gradient spikes"
-"""The label of what `gradients = true` measures."""
+HIGHER_IS_BETTER = ("is", "precision", "recall")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What is measured of a model: a kind of score, of samples in so many steps or of denoising at t.
+
+    Its text names it in a study's file.
+
+    >>> str(Quantity("fid", steps=2)), str(Quantity("dfid", t=1.0))
+    ('fid, 2 steps', 'dfid, t = 1')
+    """
+
+    kind: str
+    steps: int | None = None
+    t: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.how}" if self.how else self.kind
+
+    @property
+    def how(self) -> str:
+        """The steps or the t in words; empty if it has neither."""
+        if self.t is not None:
+            return f"t = {self.t:g}"
+        return "" if self.steps is None else f"{self.steps} step{'' if self.steps == 1 else 's'}"
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a lower value is better, as it is for all distances.
+
+        >>> Quantity("fid", steps=1).lower_is_better, Quantity("recall", steps=1).lower_is_better
+        (True, False)
+        """
+        return self.kind not in HIGHER_IS_BETTER
+
+
+GRADIENTS = Quantity("gradient spikes")
+"""What `gradients = true` measures."""
 
 
 class VariantSpec(Spec):
@@ -41,16 +78,16 @@ class Measure(Spec):
     gradients: bool = Field(default=False, description="whether spikes of the gradient norm are counted")
 
     @property
-    def labels(self) -> list[str]:
-        """The names of all measurements.
+    def quantities(self) -> list[Quantity]:
+        """All that is measured.
 
-        >>> Measure(dfid=(0.2, 1.0)).labels
+        >>> [str(quantity) for quantity in Measure(dfid=(0.2, 1.0)).quantities]
         ['fid, 1 step', 'fid, 2 steps', 'dfid, t = 0.2', 'dfid, t = 1']
         """
-        metrics = [part for metric in self.metrics for part in metric_parts(metric)]
-        labels = [f"{metric}, {steps} step{'' if steps == 1 else 's'}" for metric in metrics for steps in self.steps]
-        labels += [f"dfid, t = {t:g}" for t in self.dfid]
-        return [*labels, GRADIENTS] if self.gradients else labels
+        kinds = [part for metric in self.metrics for part in metric_parts(metric)]
+        sampled = [Quantity(kind, steps=steps) for kind in kinds for steps in self.steps]
+        denoised = [Quantity("dfid", t=t) for t in self.dfid]
+        return [*sampled, *denoised, *([GRADIENTS] if self.gradients else [])]
 
 
 def metric_parts(metric: Metric) -> tuple[str, ...]:
@@ -116,15 +153,20 @@ class Study(Spec):
                 self._check_variant("expects.than", name)
             if self.expects.better in self.expects.than:
                 raise TcmError(f"expects.than={self.expects.better!r} is the variant that should be better; remove it")
-            if self.expects.by not in self.measure.labels:
-                raise TcmError(
-                    f"expects.by={self.expects.by!r} is not measured; use one of: {'; '.join(self.measure.labels)}"
-                )
+            if self.decisive is None:
+                measured = "; ".join(map(str, self.measure.quantities))
+                raise TcmError(f"expects.by={self.expects.by!r} is not measured; use one of: {measured}")
         return self
 
     def _check_variant(self, key: str, name: str) -> None:
         if name not in self.variants:
             raise TcmError(f"{key}={name!r} is not a variant; use one of: {'; '.join(self.variants)}")
+
+    @property
+    def decisive(self) -> Quantity | None:
+        """The quantity that decides whether the claim holds, where the study expects something."""
+        named = {str(quantity): quantity for quantity in self.measure.quantities}
+        return None if self.expects is None else named.get(self.expects.by)
 
     @property
     def compared_with(self) -> str:

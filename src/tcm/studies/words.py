@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from math import floor, isfinite, log10
 
 from tcm.studies.analysis import Comparison, Difference, Outcome, Summary, difference, summarise
-from tcm.studies.results import StudyResults, lower_is_better
+from tcm.studies.results import StudyResults
+from tcm.studies.schema import Quantity
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ Table = tuple[list[str], list[list[Cell]]]
 """The heads of the columns, and the rows."""
 
 MOST_COMPARED = 3
-"""Measurements of which a table shows differences too."""
+"""Quantities of which a table shows differences too."""
 
 OUTCOMES: dict[Outcome, str] = {
     "held": "The claim held here",
@@ -33,15 +34,15 @@ OUTCOMES: dict[Outcome, str] = {
 
 def verdict_sentence(results: StudyResults) -> str:
     """One sentence that says whether the claim held, with the differences that decide it."""
-    verdict, expects = results.verdict, results.study.expects
-    if verdict is None or expects is None:
+    verdict, expects, by = results.verdict, results.study.expects, results.study.decisive
+    if verdict is None or expects is None or by is None:
         return "This study checks no single claim; its tables and curves are the result."
     better = expects.better
     said = [_comparison(better, comparison) for comparison in verdict.comparisons if comparison.gain is not None]
     missing = [comparison.other for comparison in verdict.comparisons if comparison.gain is None]
     if missing:
         said.append(f"{better} and {_list(missing)} have no seed in common that is measured")
-    return f"{OUTCOMES[verdict.outcome]}: {'; '.join(said)}. Measured by {results.metric(expects.by)}."
+    return f"{OUTCOMES[verdict.outcome]}: {'; '.join(said)}. Measured by {results.title(by)}."
 
 
 def _comparison(better: str, comparison: Comparison) -> str:
@@ -57,26 +58,25 @@ def _comparison(better: str, comparison: Comparison) -> str:
     return f"{amount} (95 % interval {low} to {high}; {gain.agreeing} of {gain.count} seeds agree)"
 
 
-def main_table(results: StudyResults, labels: Sequence[str]) -> Table:
+def main_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table:
     """Mean ± standard deviation of each variant, and its paired difference to the reference.
 
-    The differences are left out where there are many measurements, which would make the table too wide.
+    The differences are left out where there are many quantities, which would make the table too wide.
     """
-    reference, compares = results.study.compared_with, len(labels) <= MOST_COMPARED
-    metric = results.metric(labels[0]).partition(", ")[0]
-    heads = ["variant" if compares else f"variant ({metric})", "seeds"]
-    for label in labels:
-        name = results.metric(label) if compares else label.partition(", ")[2]
-        heads.append(f"{name} {'↓' if lower_is_better(label) else '↑'}")
+    reference, compares = results.study.compared_with, len(quantities) <= MOST_COMPARED
+    heads = ["variant" if compares else f"variant ({results.metric(quantities[0])})", "seeds"]
+    for quantity in quantities:
+        name = results.title(quantity) if compares else quantity.how
+        heads.append(f"{name} {'↓' if quantity.lower_is_better else '↑'}")
         heads += [f"against {reference}"] if compares else []
     rows = []
     for variant in results.study.variants:
         row = [Cell(variant), Cell(seeds_text(results, variant))]
-        for label in labels:
-            values = results.values(variant, label)
+        for quantity in quantities:
+            values = results.values(variant, quantity)
             row.append(Cell(summary_text(summarise(list(values.values())))))
             if compares:
-                found = difference(values, results.values(reference, label))
+                found = difference(values, results.values(reference, quantity))
                 certain = Cell(difference_text(found), found is not None and found.certain)
                 row.append(Cell("reference") if variant == reference else certain)
         rows.append(row)
@@ -87,16 +87,17 @@ def paper_table(results: StudyResults) -> Table:
     """The paper's figures and ours, row by row; rows that only the paper has come last."""
     paper = results.study.paper
     assert paper is not None, "the study has the paper's figures"
-    decisive = [] if results.study.expects is None else [results.study.expects.by]
-    labels = list(dict.fromkeys([*decisive, *(label for label in results.labels if label.endswith(("step", "steps")))]))
+    sampled = [quantity for quantity in results.quantities if quantity.steps is not None]
+    decisive = results.study.decisive
+    quantities = list(dict.fromkeys(sampled if decisive is None else [decisive, *sampled]))
     heads = ["variant", *(f"paper: {column}" for column in paper.columns)]
-    heads += [f"here: {results.metric(label)}" for label in labels]
+    heads += [f"here: {results.title(quantity)}" for quantity in quantities]
     rows = []
     for name in dict.fromkeys([*results.study.variants, *paper.rows]):
         theirs = paper.rows.get(name, (None,) * len(paper.columns))
         row = [name, *("–" if cell is None else f"{cell:g}" if isinstance(cell, float) else cell for cell in theirs)]
         known = name in results.study.variants
-        ours = [results.values(name, label) if known else {} for label in labels]
+        ours = [results.values(name, quantity) if known else {} for quantity in quantities]
         row += [summary_text(summarise(list(values.values()))) for values in ours]
         rows.append([Cell(text) for text in row])
     return heads, rows
@@ -187,11 +188,11 @@ def number(value: float, places: int | None = None, sign: bool = False) -> str:
     return f"{value:{'+' if sign else ''},.{places}f}".replace("-", "−")
 
 
-def label_groups(results: StudyResults) -> list[list[str]]:
-    """The measurements that share a table: those of one kind; denoising and gradients come last."""
-    groups: dict[str, list[str]] = {}
-    for label in results.labels:
-        groups.setdefault(label.partition(",")[0], []).append(label)
+def by_kind(results: StudyResults) -> list[list[Quantity]]:
+    """The quantities that share a table: those of one kind; denoising and gradients come last."""
+    groups: dict[str, list[Quantity]] = {}
+    for quantity in results.quantities:
+        groups.setdefault(quantity.kind, []).append(quantity)
     return list(groups.values())
 
 

@@ -2,16 +2,15 @@
 
 import tomllib
 from collections.abc import Set
-from dataclasses import asdict
 
 import numpy as np
 
 from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import Classes, ConditionKind
+from tcm.method.conditions import ConditionKind
 from tcm.recipes.resolve import recipe_of, to_toml
-from tcm.recipes.schema import Recipe, condition_of
+from tcm.recipes.schema import Recipe, condition_keys, condition_of
 
 SAMPLE = 2000
 """Images that sigma_data is measured on."""
@@ -30,8 +29,7 @@ def adapted(recipe: Recipe, given: Set[str] = frozenset()) -> Recipe:
     kind, measured = data.condition_kind, sigma_data(data)
     changes = {
         "image_shape": list(data.shape),
-        "classes": kind.count if isinstance(kind, Classes) else None,
-        "condition": None if kind is None or isinstance(kind, Classes) else asdict(kind),
+        **({"classes": None, "condition": None} | ({} if kind is None else condition_keys(kind))),
         "conditional": recipe.conditional and kind is not None,
         "sigma_data": recipe.sigma_data if abs(measured / recipe.sigma_data - 1) < CLOSE else measured,
     }
@@ -57,20 +55,13 @@ def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
         )
     expected = condition_of(recipe)
     found = data.condition_kind if recipe.conditional or expected is not None else None
+    lacking = "classes or other annotations" if expected is None else expected.annotations
     if recipe.conditional and found is None:
         raise TcmError(
-            f"conditional=true, but data.path={recipe.data.path} has no {_annotations(expected)}; add them or set "
-            "conditional=false"
+            f"conditional=true, but data.path={recipe.data.path} has no {lacking}; add them or set conditional=false"
         )
     if expected is not None and found != expected:
-        has = f"no {_annotations(expected)}" if found is None else found
+        has = f"no {lacking}" if found is None else found
         said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
         raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
     return found if recipe.conditional else None
-
-
-def _annotations(expected: ConditionKind | None) -> str:
-    """What data lacks."""
-    if expected is None:
-        return "classes or other annotations"
-    return "classes" if isinstance(expected, Classes) else f"annotations ({expected})"

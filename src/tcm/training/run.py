@@ -20,7 +20,6 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.method.conditions import Classes
 from tcm.recipes.decided import noted_decision, settled
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import (
@@ -165,9 +164,8 @@ class Run:
             self._check_processes()
             resumed = resumption(self.recipe, self.folder, self.options.later)
             init = noted_init(self.options.init, self.folder)
-            said = condition_of(self.recipe)
-            classes = said.count if isinstance(said, Classes) else None
-            data = open_data(self.recipe.data.path, channels=self.recipe.data.channels, classes=classes)
+            spec, expected = self.recipe.data, condition_of(self.recipe)
+            data = open_data(spec.path, channels=spec.channels, expected=expected)
             condition = check_data(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)

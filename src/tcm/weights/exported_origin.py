@@ -29,6 +29,7 @@ class Origin(BaseModel):
 
 def origin_of(card: ModelCard) -> Origin | None:
     """What to write for a model; nothing for one with a sampler from outside this package."""
+    # The format is fixed: it has room for these two samplers and for classes.
     if not isinstance(card.sampler, ConsistencySampler | HeunSampler):
         return None
     return Origin(

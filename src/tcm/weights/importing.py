@@ -82,6 +82,7 @@ def import_checkpoint(
     chosen = kind or found.kind
     if chosen is None:
         raise TcmError(f"{path}: does not say what it was trained as; add --as diffusion, consistency or truncated")
+    # A foreign file does not describe its model; what its kind implies is spelled out here.
     if (chosen == "truncated") != (t_prime is not None):
         raise TcmError(
             f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model needs its t', such as 1.0, and no "
