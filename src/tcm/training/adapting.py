@@ -1,4 +1,4 @@
-"""A recipe and its data: one for other data than it was written for takes their shape, classes and sigma_data."""
+"""A recipe and its data: one for other data than it was written for takes its shape, classes and sigma_data."""
 
 import tomllib
 from collections.abc import Set
@@ -70,7 +70,6 @@ def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
 
 
 def _annotations(expected: ConditionKind | None) -> str:
-    """What data lacks."""
     if expected is None:
         return "classes or other annotations"
     return "classes" if isinstance(expected, Classes) else f"annotations ({expected})"
