@@ -20,7 +20,7 @@ SIGMA_FACTOR = 1.5
 SPANS = 3
 """Spans of 1/(1 - decay) steps that an average needs, until its first weights no longer count: e^-3 is 5 %."""
 FEATURELESS = 0.3
-"""Samples that vary less than this share of what the data does have no features; a trained model gives 0.8 or more."""
+"""Samples that vary less than this share of the data's variation are featureless; trained models give 0.8 or more."""
 
 WARNING, FEATURELESS_EVENT, COLLAPSE_EVENT = "warning", "featureless", "collapse"
 
