@@ -241,6 +241,7 @@ WRONG_OVERRIDES = {
         "digits: truncated.guidance needs a teacher that was also trained without conditions; "
         "set diffusion.label_dropout=0.1 or truncated.guidance=1.0"
     ),
+    "digits consistency.guidance=-1": "digits: consistency: guidance=-1 must be at least 0; 1 means no guidance",
     "cifar10 truncated.guidance=2.0": (
         "cifar10: truncated.guidance=2.0 needs a teacher; name a diffusion stage as teacher or set guidance=1.0"
     ),
