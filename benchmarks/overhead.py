@@ -85,8 +85,8 @@ def loop(settings: Settings, case: Case, steps: int) -> tuple[list[float], list[
     ):
         checkpoints = Checkpoints(Path(folder) / "state", 1, training.processes)
         data, progress = batches(recipe, "consistency"), show("consistency", steps)
-        fit = StageLoop(training, data, card, True, Path(folder), checkpoints, progress, metrics, [])
-        fit.run(StopRequest(patient=False))
+        stage_loop = StageLoop(training, data, card, True, Path(folder), checkpoints, progress, metrics, [])
+        stage_loop.run(StopRequest(patient=False))
     whole = [after - before for before, after in pairwise(begun[1:])]
     return whole, inner[1:-1]
 

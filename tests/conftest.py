@@ -13,7 +13,7 @@ from torch import Tensor
 
 settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tcm")
-# One thread here and in the processes that tests start, unless told otherwise: the networks are tiny.
+# One thread here and in the processes that tests start, unless OMP_NUM_THREADS says otherwise: the networks are tiny.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 

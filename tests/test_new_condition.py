@@ -105,8 +105,8 @@ def test_it_comes_along_with_a_data_set() -> None:
 
 def test_what_the_data_commands_say_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData"], catch_exceptions=False)
-    assert "vectors of 2 numbers" in told.output
+    printed = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData"], catch_exceptions=False)
+    assert "vectors of 2 numbers" in printed.output
     found = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData", "--json"], catch_exceptions=False)
     assert json.loads(found.stdout)["condition"] == {"width": 2, "kind": "vector_condition:VectorKind"}
     with pytest.raises(TcmError, match=r"vectors of 2 numbers, but a \.zip and shards can hold only classes"):

@@ -68,7 +68,7 @@ def test_help_shows_flags_without_a_type_and_explains_its_words() -> None:
         "data prepare": ["--skip-broken", "Dhariwal and Nichol"],
         "eval": ["--json", "denoised in one step"],
         "sample": ["two evaluations of the network per step"],
-        "import": ["where its times begin"],
+        "import": ["the lowest time at which it is defined"],
     }.items():
         done = run(*command.split(), "--help")
         text = " ".join(done.stdout.replace("│", " ").split())

@@ -41,7 +41,7 @@ def test_mixed_sizes(tmp_path: Path) -> None:
 
 def test_mixed_channels(tmp_path: Path) -> None:
     for path in both(tmp_path, {**FILES, "00003.png": writers.png(IMAGES[0, :1])}):
-        refuse(path, "00003.png is gray", "channels=1 or 3")
+        refuse(path, "00003.png is grey", "channels=1 or 3")
         assert open_dataset(path, channels=3).shape == (3, 8, 8)
 
 

@@ -95,7 +95,7 @@ def test_prepare(tcm: Tcm, tmp_path: Path, target: str) -> None:
     writers.write_files(tmp_path / "d", writers.numbered(IMAGES))
     done = tcm("prepare", "d", target, "--size", "8", "--crop", "dhariwal", "--channels", "1", "--workers", "2")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout == f"12 images (cropped (dhariwal), scaled to 8×8, gray): {target}\n"
+    assert done.stdout == f"12 images (cropped (dhariwal), scaled to 8×8, grey): {target}\n"
     done = tcm("info", target)
     assert "1 × 8 × 8" in done.stdout
     done = tcm("prepare", "d", target)

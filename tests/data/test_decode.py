@@ -32,8 +32,8 @@ def test_transparency_is_composited_over_white() -> None:
     np.testing.assert_array_equal(
         decoded(Image.fromarray(rgba))[:, 0].T, [[255, 0, 0], [255, 255, 255], [204, 204, 204]]
     )
-    gray_alpha = np.array([[[0, 255], [0, 0], [0, 51]]], np.uint8)
-    np.testing.assert_array_equal(decoded(Image.fromarray(gray_alpha, "LA")), [[[0, 255, 204]]])
+    grey_alpha = np.array([[[0, 255], [0, 0], [0, 51]]], np.uint8)
+    np.testing.assert_array_equal(decoded(Image.fromarray(grey_alpha, "LA")), [[[0, 255, 204]]])
 
 
 def test_palettes_are_resolved_and_their_transparency_composited() -> None:
@@ -44,7 +44,7 @@ def test_palettes_are_resolved_and_their_transparency_composited() -> None:
     np.testing.assert_array_equal(decoded(picture, transparency=0)[:, 0].T, [[255, 255, 255], [40, 50, 60]])
 
 
-def test_black_and_white_is_gray() -> None:
+def test_black_and_white_is_grey() -> None:
     picture = Image.fromarray(np.array([[True, False]]))
     np.testing.assert_array_equal(decoded(picture), [[[255, 0]]])
 

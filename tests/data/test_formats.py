@@ -17,7 +17,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Labels
 
 IMAGES = writers.sample_pixels()
-GRAY = writers.sample_pixels(channels=1)
+GREY = writers.sample_pixels(channels=1)
 LABELS = writers.sample_labels()
 Writer = Callable[[Path], Path]
 
@@ -83,15 +83,15 @@ def test_every_format_holds_the_same_pixels(write: Writer, memory_limit: int, tm
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx(tmp_path: Path, zipped: bool) -> None:
-    folder = writers.write_idx(tmp_path / "d", GRAY, LABELS, zipped)
-    check(open_dataset(folder), GRAY, LABELS)
-    check(open_dataset(next(folder.glob("*images*"))), GRAY, LABELS)
+    folder = writers.write_idx(tmp_path / "d", GREY, LABELS, zipped)
+    check(open_dataset(folder), GREY, LABELS)
+    check(open_dataset(next(folder.glob("*images*"))), GREY, LABELS)
 
 
 def test_npy_has_no_labels_and_is_mapped(tmp_path: Path) -> None:
     check(open_dataset(save_npy(tmp_path / "d.npy", IMAGES)), IMAGES, None)
     check(open_dataset(save_npy(tmp_path / "e.npy", IMAGES.transpose(0, 2, 3, 1))), IMAGES, None)
-    check(open_dataset(save_npy(tmp_path / "f.npy", GRAY[:, 0])), GRAY, None)
+    check(open_dataset(save_npy(tmp_path / "f.npy", GREY[:, 0])), GREY, None)
 
 
 def test_class_folders_become_labels_in_sorted_order(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_channels_convert_arrays_as_pillow_does(tmp_path: Path, channels: int) -> None:
-    source = IMAGES if channels == 1 else GRAY
+    source = IMAGES if channels == 1 else GREY
     pictures = [Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)) for image in source]
     truth = np.stack([np.atleast_3d(picture.convert("L" if channels == 1 else "RGB")) for picture in pictures])
     truth = truth.transpose(0, 3, 1, 2)
@@ -176,7 +176,7 @@ def test_channels_convert_arrays_as_pillow_does(tmp_path: Path, channels: int) -
 def test_digits_are_bundled() -> None:
     digits = open_dataset("digits")
     assert (digits.count, digits.shape, digits.condition_kind) == (1797, (1, 8, 8), Classes(10))
-    # The published description: 16 gray steps, and these numbers of each digit in the UCI test set.
+    # The published description: 16 grey steps, and these numbers of each digit in the UCI test set.
     assert len(np.unique(digits.pixels(np.arange(1797)))) == 17
     np.testing.assert_array_equal(
         np.bincount(digits.class_labels.values), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

@@ -109,9 +109,9 @@ def test_any_change_is_seen(tmp_path: Path) -> None:
     settle(path / "labels.csv")
     relabelled = hash_of(opened(path))
     assert relabelled == opened(path).content_hash()
-    gray = opened(path, channels=1)
-    assert hash_of(gray) == gray.content_hash()
-    assert len({TRUTH, changed, relabelled, hash_of(gray)}) == 4
+    grey = opened(path, channels=1)
+    assert hash_of(grey) == grey.content_hash()
+    assert len({TRUTH, changed, relabelled, hash_of(grey)}) == 4
     (path / "00009.png").write_bytes(b"broken")
     settle(path / "00009.png")
     with pytest.warns(UserWarning, match="left out 1"):

@@ -39,7 +39,7 @@ def test_ranks_share_a_batch_without_gaps(world: int, each: int, step: int) -> N
 
 
 def test_the_order_is_fixed_for_ever() -> None:
-    """A run must go on in the same order under any later version of this package and of numpy."""
+    """A run must resume in the same order under any later version of this package and of numpy."""
     assert global_batch(10, 0, 0, 10).tolist() == [5, 9, 7, 4, 8, 0, 2, 1, 3, 6]
     assert global_batch(50_000, 42, 10_000_000, 6).tolist() == [29270, 31905, 34998, 31881, 9059, 48989]
     assert flips(7, 123, np.arange(16)).astype(int).tolist() == [0, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1]

@@ -136,8 +136,8 @@ def test_refusals(tmp_path: Path) -> None:
     pictures = open_pictures(mixed_folder(tmp_path))
     for form, problem in (
         (Form((16, 16)), "pass --crop center"),
-        (Form(), r"cat/b\.png is 20×33 gray, but cat/a\.png is 60×40 in colour; pass --size"),
-        (Form((16, 16), Crop.CENTER), r"b\.png is 16×16 gray"),
+        (Form(), r"cat/b\.png is 20×33 grey, but cat/a\.png is 60×40 in colour; pass --size"),
+        (Form((16, 16), Crop.CENTER), r"b\.png is 16×16 grey"),
     ):
         with pytest.raises(TcmError, match=problem):
             prepare_dataset(pictures, tmp_path / "out.zip", form)
@@ -162,19 +162,19 @@ def picture_files(folder: Path, *pictures: Image.Image) -> Path:
     return folder
 
 
-GRAY, COLOUR = Image.new("L", (50, 40)), Image.new("RGB", (70, 90), "red")
+GREY, COLOUR = Image.new("L", (50, 40)), Image.new("RGB", (70, 90), "red")
 
 
 @pytest.mark.parametrize(
     ("pictures", "form"),
     [
-        ((GRAY, GRAY), Form(None, Crop.NONE, 1)),
+        ((GREY, GREY), Form(None, Crop.NONE, 1)),
         ((COLOUR, COLOUR), Form(None, Crop.NONE, 3)),
-        ((GRAY, COLOUR), Form((32, 32), Crop.CENTER, 3)),
+        ((GREY, COLOUR), Form((32, 32), Crop.CENTER, 3)),
         ((COLOUR, COLOUR.resize((80, 64))), Form((64, 64), Crop.CENTER, 3)),
-        ((GRAY.convert("LA"), GRAY), Form(None, Crop.NONE, 1)),
-        ((GRAY.convert("RGBA"), GRAY), Form(None, Crop.NONE, 3)),
-        ((COLOUR.convert("P"), GRAY.resize((70, 90))), Form(None, Crop.NONE, 3)),
+        ((GREY.convert("LA"), GREY), Form(None, Crop.NONE, 1)),
+        ((GREY.convert("RGBA"), GREY), Form(None, Crop.NONE, 3)),
+        ((COLOUR.convert("P"), GREY.resize((70, 90))), Form(None, Crop.NONE, 3)),
     ],
 )
 def test_the_usual_form(tmp_path: Path, pictures: tuple[Image.Image, ...], form: Form) -> None:

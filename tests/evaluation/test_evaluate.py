@@ -23,7 +23,7 @@ from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import Reference, chosen_images, observe, published_reference, reference_of
 from tcm.evaluation.scores import differing_conditions
 from tcm.evaluation.sharing import ALONE
-from tcm.foundation.counting import watched
+from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.method.gaussians import Statistics
 
@@ -200,24 +200,23 @@ def test_a_part_of_the_reference(digits: Tensor, detector: Detector) -> None:
 
 def test_passes_are_counted_in_a_log(digits: Tensor, detector: Detector) -> None:
     log = Console(file=StringIO(), width=200)
-    watch = watched(ALONE, log, every=0.0)
-    reference_of(ArrayDataset(digits.numpy()), "digits", detector, batch=600, watch=watch)
+    reference_of(ArrayDataset(digits.numpy()), "digits", detector, batch=600, counter=counter(ALONE, log, every=0.0))
     lines = log.file.getvalue().splitlines()
     assert [line.partition(" images,")[0] for line in lines] == [
         f"reference digits: {done:,} of 1,797" for done in (600, 1200, 1797)
     ]
     assert lines[-1].endswith("images/s, 0 s left")
     quiet = Console(file=StringIO())
-    assert len(list(watched(ALONE, quiet)([digits], None, "stream"))) == 1
+    assert len(list(counter(ALONE, quiet)([digits], None, "stream"))) == 1
     assert quiet.file.getvalue() == "", "ten seconds have not passed"
-    list(watched(ALONE, quiet, 0.0)([digits[:5]], None, "stream"))
+    list(counter(ALONE, quiet, 0.0)([digits[:5]], None, "stream"))
     assert quiet.file.getvalue().startswith("stream: 5 images, ")
 
 
 def test_passes_are_counted_on_a_terminal(digits: Tensor) -> None:
     terminal = Console(file=StringIO(), width=100, force_terminal=True)
     batches = [digits[:1000], digits[1000:]]
-    assert list(watched(ALONE, terminal)(batches, 1797, "reference digits")) == batches
+    assert list(counter(ALONE, terminal)(batches, 1797, "reference digits")) == batches
     assert "1797/1797" in terminal.file.getvalue()
 
 

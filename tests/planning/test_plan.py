@@ -52,7 +52,7 @@ def test_every_shape_and_every_number_of_classes_has_a_recipe(
 
 
 def test_flat_images_have_a_recipe() -> None:
-    """All images the same gray: no distance, no deviation."""
+    """All images the same grey: no distance, no deviation."""
     data = ArrayDataset(np.full((10, 1, 8, 8), 128, np.uint8), None)
     choices = planner(data).choices(8, 128, dict.fromkeys(rules.SHARES, 100))
     assert {key: value for choice in choices for key, value in choice.keys.items()}["t_max"] > 0
@@ -121,7 +121,7 @@ def test_what_is_not_a_budget(text: str) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes, several sizes, one gray picture, one broken file."""
+    """Two classes, several sizes, one grey picture, one broken file."""
     rng = np.random.default_rng(0)
     for kind in ("cats", "dogs"):
         (tmp_path / "photos" / kind).mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_optimisation(name: str, stage_name: str) -> None:
     assert stage.averages == (ConstantDecay(0.9999) if name == "cifar10" else PowerDecay(6.94),)
     assert stage.init == "previous"
     assert stage.accept_rounding == (stage.precision == "fp16")
-    # The reference's counter goes on from stage 1; where it starts with EDM2-XL is not known.
+    # The reference's counter continues from stage 1; where it starts with EDM2-XL is not known.
     assert offset_of(recipe, stage_name) == (150_000 if (name, stage_name) == ("imagenet64-s", "truncated") else 0)
 
 

@@ -234,13 +234,14 @@ WRONG_OVERRIDES = {
         "use one of: consistency, previous, init"
     ),
     "digits stages.seed={objective='diffusion',steps=1,batch=1,learning_rate=0.1}": (
-        "digits: 'seed' is not allowed as the name of a stage; use another one of lower-case letters, digits, - and _"
+        "digits: 'seed' is not a valid stage name; use lower-case letters, digits, - and _, and no reserved word"
     ),
     # labels
     "digits truncated.guidance=2.0": (
         "digits: truncated.guidance needs a teacher that was also trained without conditions; "
         "set diffusion.label_dropout=0.1 or truncated.guidance=1.0"
     ),
+    "digits consistency.guidance=-1": "digits: consistency: guidance=-1 must be at least 0; 1 means no guidance",
     "cifar10 truncated.guidance=2.0": (
         "cifar10: truncated.guidance=2.0 needs a teacher; name a diffusion stage as teacher or set guidance=1.0"
     ),
@@ -250,7 +251,9 @@ WRONG_OVERRIDES = {
     "digits conditional=false diffusion.label_dropout=0.1": (
         "digits: diffusion.label_dropout=0.1 needs conditions; set conditional=true or label_dropout=0.0"
     ),
-    "cifar10 uncertainty=128": "cifar10: uncertainty=128 needs a diffusion stage to learn it; add one or set it to 0",
+    "cifar10 uncertainty=128": (
+        "cifar10: uncertainty=128 needs a stage that learns it, such as diffusion; add one or set it to 0"
+    ),
     # networks
     "cifar10 network.channels=36": (
         "cifar10: network.channels=36 gives a layer of 144 channels, which group normalisation cannot divide into 32 "

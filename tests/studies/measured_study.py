@@ -10,11 +10,11 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.signals import StopRequest
+from tcm.studies.common_stages import shared_stages, stage_key
 from tcm.studies.folders import Failure, note_failure, prepare, run_folder, stage_folder
 from tcm.studies.measuring import measure_variant
 from tcm.studies.resolve import resolve_study
 from tcm.studies.running import all_variants
-from tcm.studies.sharing import shared_stages, stage_key
 from tcm.training.run import Run
 
 NEVER = StopRequest(patient=True)

@@ -23,10 +23,10 @@ from tcm.recipes.decided import DECIDED_FILE, settled
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.report.records import read_run
+from tcm.studies.common_stages import shared_stages
 from tcm.studies.folders import noted_study, prepare, run_folder, stage_folder
 from tcm.studies.resolve import resolve_study
 from tcm.studies.running import Part, all_variants
-from tcm.studies.sharing import shared_stages
 from tcm.training.run import Run
 from tcm.training.starts import read_starts
 from tcm.weights import last_model

@@ -6,8 +6,8 @@ import pytest
 
 from tcm.foundation.errors import TcmError
 from tcm.recipes.resolve import differences, resolve
+from tcm.studies.common_stages import shared_stages, stage_key
 from tcm.studies.resolve import resolve_study, shipped_studies, study_to_toml, variants_of
-from tcm.studies.sharing import shared_stages, stage_key
 
 HEAD = """
 title = "T"

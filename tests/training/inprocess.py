@@ -73,6 +73,6 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines(folder) if "event" in line]
 
 
-def weights_of(fit: StageLoop) -> dict[str, Tensor]:
+def weights_of(loop: StageLoop) -> dict[str, Tensor]:
     """The student's weights."""
-    return fit.trainer.student.state_dict()
+    return loop.trainer.student.state_dict()

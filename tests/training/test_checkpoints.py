@@ -92,7 +92,7 @@ def test_a_damaged_share_of_a_checkpoint(launcher: Launcher, tmp_path: Path, rea
 
 
 def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
-    """The stage begins anew, after saying so; litter beside the checkpoints does no harm."""
+    """The stage starts again from step 0 and says so; other files beside the checkpoints do no harm."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     state = run / FOLDERS[2] / "state"
@@ -111,19 +111,19 @@ def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     """Written, read into another trainer: the same tensors and the same position."""
-    fit, _ = begin(tmp_path, "diffusion")
-    fit.trainer.step(0, fit.batches.at(0))
-    fit.trainer.retry, fit.trainer.learner.guard = 2, GuardState(scale=1 / 3, seen=7, in_a_row=1, skipped=4)
+    loop, _ = begin(tmp_path, "diffusion")
+    loop.trainer.step(0, loop.batches.at(0))
+    loop.trainer.retry, loop.trainer.learner.guard = 2, GuardState(scale=1 / 3, seen=7, in_a_row=1, skipped=4)
     checkpoints = Checkpoints(tmp_path / "kept", 2, ALONE)
     for step in (1, 5, 10, 100):
-        checkpoints.save(fit.trainer.tensors(), fit.trainer.position(step))
+        checkpoints.save(loop.trainer.tensors(), loop.trainer.position(step))
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step-10", "step-100"]
     other, _ = begin(tmp_path, "diffusion")
     newest = checkpoints.newest().path
     assert newest is not None
     position = checkpoints.load(newest, other.trainer.tensors())
     assert position == Position(step=100, retry=2, guard=GuardState(1 / 3, 7, 1, 4))
-    ours, theirs = fit.trainer.tensors(), other.trainer.tensors()
+    ours, theirs = loop.trainer.tensors(), other.trainer.tensors()
     assert len(ours) > 100
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -82,16 +82,16 @@ def _forget() -> None:
 @pytest.mark.parametrize("factor", [nan, inf])
 def test_bad_losses_are_skipped(tmp_path: Path, factor: float) -> None:
     wrap = lambda objective: Ill(objective, frozenset({3, 5}), factor)  # noqa: E731
-    fit, stop = begin(tmp_path, "diffusion", wrap, NO_SAMPLES)
-    assert fit.run(stop)
+    loop, stop = begin(tmp_path, "diffusion", wrap, NO_SAMPLES)
+    assert loop.run(stop)
     skipped = [event for event in events(tmp_path) if event["event"] == "skipped"]
     assert [event["step"] for event in skipped] == [4, 6]
     assert skipped[0]["reason"] == f"the loss is {factor}"
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(fit).values())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(loop).values())
 
 
 def test_a_gradient_spike_is_skipped(tmp_path: Path) -> None:
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path,
         "diffusion",
         lambda objective: Ill(objective, frozenset({FIRST_JUDGED + 2}), 1e6),
@@ -100,7 +100,7 @@ def test_a_gradient_spike_is_skipped(tmp_path: Path) -> None:
         "diffusion.batch=4",
         NO_SAMPLES,
     )
-    assert fit.run(stop)
+    assert loop.run(stop)
     (spike,) = events(tmp_path)
     assert spike["step"] == FIRST_JUDGED + 3
     assert "is over 20 times its usual" in spike["reason"]
@@ -108,7 +108,7 @@ def test_a_gradient_spike_is_skipped(tmp_path: Path) -> None:
 
 def test_goes_back_with_other_noise(tmp_path: Path) -> None:
     """Steps 5 to 7 fail with the first noise only: back to step 4's checkpoint, and through."""
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path,
         "diffusion",
         lambda objective: Ill(objective, frozenset({5, 6, 7}), nan, curable=True),
@@ -116,21 +116,21 @@ def test_goes_back_with_other_noise(tmp_path: Path) -> None:
         "diffusion.log_every=1",
         NO_SAMPLES,
     )
-    assert fit.run(stop)
+    assert loop.run(stop)
     found = events(tmp_path)
     assert [(event["step"], event["event"]) for event in found] == [
         *((step, "skipped") for step in (6, 7, 8)),
         (4, "went back"),
     ]
     assert found[-1]["reason"] == "to step 4 with other noise: the loss is nan"
-    assert fit.trainer.learner.guard.skipped == 3
-    assert fit.trainer.retry == 1
+    assert loop.trainer.learner.guard.skipped == 3
+    assert loop.trainer.retry == 1
     logged = [line["step"] for line in lines(tmp_path) if "loss" in line]
     assert logged == list(range(1, 13)), "each step once"
 
 
 def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path,
         "diffusion",
         lambda objective: Ill(objective, frozenset(range(5, 12)), nan),
@@ -141,30 +141,30 @@ def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
     with pytest.raises(
         TcmError, match=r"does not recover: the loss is nan, 2 times in a row, even after 2 returns"
     ) as e:
-        fit.run(stop)
+        loop.run(stop)
     assert "step-4; lower learning_rate=0.008, set clip, or look at the data" in str(e.value)
     assert sum(event["event"] == "went back" for event in events(tmp_path)) == 2
 
 
 def test_no_checkpoint_is_kept_of_a_bad_moment(tmp_path: Path) -> None:
     """At step 8 an interval ends amid skipped updates: the checkpoint to go back to stays that of step 4."""
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path,
         "diffusion",
         lambda objective: Ill(objective, frozenset({6, 7, 8}), nan, curable=True),
         "diffusion.guard.patience=3",
         NO_SAMPLES,
     )
-    assert fit.run(stop)
+    assert loop.run(stop)
     assert (events(tmp_path)[-1]["event"], events(tmp_path)[-1]["step"]) == ("went back", 4)
 
 
 def test_guard_off_lets_nan_in_and_resumes(tmp_path: Path) -> None:
     """As asked for; and the checkpoints can still be read."""
     wrap = lambda objective: Ill(objective, frozenset({5}), nan)  # noqa: E731
-    fit, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", NO_SAMPLES)
-    assert fit.run(stop)
+    loop, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", NO_SAMPLES)
+    assert loop.run(stop)
     assert events(tmp_path) == []
-    assert not all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(fit).values())
+    assert not all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(loop).values())
     again, stop = begin(tmp_path, "diffusion", wrap, "diffusion.guard.on=false", NO_SAMPLES)
     assert again.run(stop)

@@ -73,9 +73,9 @@ def test_flat_and_grey_samples() -> None:
 
 
 def test_flat_samples_are_an_event_at_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FLAT", 100.0)  # no sample varies as much
-    fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.sample_every=6")
-    assert fit.run(stop)
+    monkeypatch.setattr(health, "FEATURELESS", 100.0)  # no sample varies as much
+    loop, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.sample_every=6")
+    assert loop.run(stop)
     assert [(event["step"], event["event"]) for event in events(tmp_path)] == [(12, "featureless")]
     assert "this stage has not learned" in events(tmp_path)[0]["reason"]
 

@@ -44,8 +44,8 @@ def test_the_parts_make_the_loss(finished: Path) -> None:
 
 def test_the_loss_by_t_averages_to_the_loss(tmp_path: Path) -> None:
     """One bin at a time, weighted by how many of the samples fell into it."""
-    fit, _ = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.log_every=1")
-    record = fit.trainer.step(0, fit.batches.at(0))
+    loop, _ = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.log_every=1")
+    record = loop.trainer.step(0, loop.batches.at(0))
     sums, counts = record.bins[:10], record.bins[10:]
     assert sum(counts) == 16
     assert sum(sums) / 16 == pytest.approx(record.numbers["loss"], rel=1e-5)
@@ -91,10 +91,10 @@ def test_the_speed_is_that_of_training_alone(tmp_path: Path, monkeypatch: pytest
     takes(1.0, Trainer, "step")
     takes(60.0, StageLoop, "_sample")
     takes(3600.0, Checkpoints, "save")
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path, "diffusion", lambda objective: objective, "diffusion.log_every=5", "diffusion.sample_every=6"
     )
-    assert fit.run(stop)
+    assert loop.run(stop)
     written = read_metrics(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in written if "spread" in line] == [6, 12]
     speeds = {line["step"]: line["images_per_second"] for line in written if "loss" in line}
@@ -130,13 +130,13 @@ def test_a_cut_last_line_is_left_out(tmp_path_factory: pytest.TempPathFactory, w
 
 
 def test_a_cut_line_does_not_stop_a_resume(tmp_path: Path) -> None:
-    fit, stop = begin(tmp_path, "diffusion")
-    assert fit.run(stop)
+    loop, stop = begin(tmp_path, "diffusion")
+    assert loop.run(stop)
     whole = lines(tmp_path)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 14, "lo')
-    fit, stop = begin(tmp_path, "diffusion")
-    assert fit.run(stop)
+    loop, stop = begin(tmp_path, "diffusion")
+    assert loop.run(stop)
     assert lines(tmp_path) == whole
 
 
@@ -164,41 +164,41 @@ def test_a_missing_tracker(tmp_path: Path, name: TrackerName) -> None:
         open_tracker(name, tmp_path / "run" / "0-diffusion")
 
 
-def collapse_of(fit: StageLoop, folder: Path) -> list[dict]:
-    fit._sample(6, fit.batches.at(0), done=False)
+def collapse_of(loop: StageLoop, folder: Path) -> list[dict]:
+    loop._sample(6, loop.batches.at(0), done=False)
     return [event for event in events(folder) if event["event"] == "collapse"]
 
 
 def test_a_constant_model_is_a_collapse(tmp_path: Path) -> None:
     """c_skip x + c_out F with F = 0 gives nearly the same picture for every noise at T."""
-    fit, _ = begin(tmp_path, "truncated", lambda objective: objective, "network.dropout=0.0")
-    for average in fit.trainer.learner.averages:
+    loop, _ = begin(tmp_path, "truncated", lambda objective: objective, "network.dropout=0.0")
+    for average in loop.trainer.learner.averages:
         for name, tensor in average.state_dict().items():
             if name.startswith("network.") and tensor.is_floating_point():
                 tensor.zero_()
-    (event,) = collapse_of(fit, tmp_path)
+    (event,) = collapse_of(loop, tmp_path)
     assert "one-step samples hardly differ" in event["reason"]
     assert event["reason"].endswith("raise w_b or rho")
 
 
 def test_a_model_with_varied_samples_is_none(tmp_path: Path) -> None:
-    fit, _ = begin(tmp_path, "truncated", lambda objective: objective)
-    for average in fit.trainer.learner.averages:
+    loop, _ = begin(tmp_path, "truncated", lambda objective: objective)
+    for average in loop.trainer.learner.averages:
         for name, tensor in average.state_dict().items():
             if name.startswith("network.") and tensor.ndim == 4:
                 torch.nn.init.kaiming_normal_(tensor)
-    assert collapse_of(fit, tmp_path) == []
+    assert collapse_of(loop, tmp_path) == []
 
 
 def test_sampling_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
-    """The average takes the student's place for the samples, and goes back bit for bit."""
-    fit, stop = begin(tmp_path, "diffusion")
-    assert fit.run(stop)
-    before = {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
-    with fit.trainer.averaged():
-        during = fit.trainer.student.state_dict()
+    """The average takes the student's place for the samples, and is taken out again, bit for bit."""
+    loop, stop = begin(tmp_path, "diffusion")
+    assert loop.run(stop)
+    before = {name: tensor.clone() for name, tensor in loop.trainer.tensors().items()}
+    with loop.trainer.averaged():
+        during = loop.trainer.student.state_dict()
         assert all(torch.equal(during[name], before[f"average.0.{name}"]) for name in during)
         assert any(not torch.equal(during[name], before[f"student.{name}"]) for name in during)
-    after = fit.trainer.tensors()
+    after = loop.trainer.tensors()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)

@@ -48,11 +48,11 @@ def test_a_run_continues_its_schedule(tmp_path: Path) -> None:
 @pytest.mark.parametrize("offset", [0, 150_000])
 def test_a_power_average_counts_from_the_offset(tmp_path: Path, offset: int) -> None:
     """θ̄ = β θ̄ + (1 − β) θ with β = (1 − 1/i)^(γ + 1) at i = offset + 1."""
-    fit, _ = begin(tmp_path, "diffusion", unchanged, "diffusion.averages=[{kind='power', gamma=6.94}]")
-    trainer, learner = fit.trainer, fit.trainer.learner
+    loop, _ = begin(tmp_path, "diffusion", unchanged, "diffusion.averages=[{kind='power', gamma=6.94}]")
+    trainer, learner = loop.trainer, loop.trainer.learner
     learner.schedule_offset = offset
     before = {name: tensor.double() for name, tensor in learner.averages[0].state_dict().items()}
-    trainer.step(0, fit.batches.at(0))
+    trainer.step(0, loop.batches.at(0))
     beta = (1 - 1 / (offset + 1)) ** 7.94
     assert beta == pytest.approx(0.99994707 if offset else 0.0, abs=1e-8)
     moved = 0

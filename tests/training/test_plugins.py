@@ -209,8 +209,8 @@ def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> Stage
     )
 
 
-def weights(fit: StageLoop) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
+def weights(loop: StageLoop) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in loop.trainer.tensors().items()}
 
 
 def test_train_resume_and_sample(tmp_path: Path) -> None:
@@ -322,17 +322,17 @@ def test_the_report_of_a_sampler_that_refuses_and_of_a_second_trained_role(
 
 def test_each_role_is_trained_in_its_own_way(tmp_path: Path) -> None:
     """Adam's first update moves a weight by its learning rate; the critic is the smaller network that it asked for."""
-    fit = begin(tmp_path / "run", recipe_with())
-    before = weights(fit)
-    fit.trainer.step(0, fit.batches.at(0))
-    after = weights(fit)
+    loop = begin(tmp_path / "run", recipe_with())
+    before = weights(loop)
+    loop.trainer.step(0, loop.batches.at(0))
+    after = weights(loop)
     largest = {
         role: max(float((after[name] - before[name]).abs().max()) for name in before if name.startswith(f"{role}."))
         for role in ("student.network", "critic.network", "shadow.network")
     }
     assert largest == pytest.approx({"student.network": 1e-3, "critic.network": 1e-2, "shadow.network": 5e-3}, rel=0.01)
-    assert [len(fit.trainer.learners[role].averages) for role in ("student", "critic")] == [1, 2]
-    sizes = {role: sum(p.numel() for p in model.parameters()) for role, model in fit.trainer.models.items()}
+    assert [len(loop.trainer.learners[role].averages) for role in ("student", "critic")] == [1, 2]
+    sizes = {role: sum(p.numel() for p in model.parameters()) for role, model in loop.trainer.models.items()}
     assert sizes["critic"] == sizes["shadow"] != sizes["student"]
     recipe = recipe_with().model_copy(update={"image_shape": (1, 8, 8), "classes": 10})
     cost = estimate(recipe, recipe.stages["critics"])
@@ -398,8 +398,8 @@ def test_all_passes_with_gradient_keep_their_activations() -> None:
 
 def test_the_progress_line_shows_what_the_objective_reports(tmp_path: Path) -> None:
     output = StringIO()
-    fit = begin(tmp_path / "run", recipe_with(), output)
-    fit.run(StopRequest(patient=True))
+    loop = begin(tmp_path / "run", recipe_with(), output)
+    loop.run(StopRequest(patient=True))
     line = output.getvalue().splitlines()[0]
     for name in ("critic.loss", "critic.denoising", "critic.gradient_norm", "consistency", "images/s"):
         assert name in line
@@ -408,10 +408,10 @@ def test_the_progress_line_shows_what_the_objective_reports(tmp_path: Path) -> N
 
 
 def test_networks_run_in_eval_mode(tmp_path: Path) -> None:
-    fit = begin(tmp_path / "run", recipe_with())
-    assert not any(module.training for model in fit.trainer.models.values() for module in model.modules())
+    loop = begin(tmp_path / "run", recipe_with())
+    assert not any(module.training for model in loop.trainer.models.values() for module in model.modules())
     x, t = torch.randn(4, 1, 8, 8), torch.ones(4)
-    student = fit.trainer.student
+    student = loop.trainer.student
     assert torch.equal(student(x, t)[:2], student(x[:2], t[:2])), "no sample depends on the others of its batch"
 
 

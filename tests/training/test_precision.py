@@ -22,9 +22,9 @@ LENGTH = ("diffusion.steps=60", "diffusion.sample_every=0", "diffusion.log_every
 
 def trained(folder: Path, precision: str) -> list[float]:
     folder.mkdir()
-    fit, stop = begin(folder, "diffusion", lambda objective: objective, f"diffusion.precision={precision}", *LENGTH)
-    assert fit.run(stop)
-    assert all(tensor.dtype == torch.float32 for tensor in fit.trainer.student.state_dict().values())
+    loop, stop = begin(folder, "diffusion", lambda objective: objective, f"diffusion.precision={precision}", *LENGTH)
+    assert loop.run(stop)
+    assert all(tensor.dtype == torch.float32 for tensor in loop.trainer.student.state_dict().values())
     return losses(folder)
 
 
@@ -55,17 +55,17 @@ def at_step(step: int) -> Callable[[Objective], Objective]:
 
 @pytest.mark.parametrize("guard", ["true", "false"])
 def test_an_overflow_is_skipped_and_the_scale_falls(tmp_path: Path, guard: str) -> None:
-    fit, _ = begin(
+    loop, _ = begin(
         tmp_path, "diffusion", at_step(1), "diffusion.precision=fp16", f"diffusion.guard.on={guard}",
         "diffusion.batch=4",
     )  # fmt: skip
-    assert fit.trainer.step(0, fit.batches.at(0)).verdict == "good"
-    before = {name: tensor.clone() for name, tensor in fit.trainer.student.state_dict().items()}
-    assert fit.trainer.learner.scaler.get_scale() == 16
-    record = fit.trainer.step(1, fit.batches.at(1))
+    assert loop.trainer.step(0, loop.batches.at(0)).verdict == "good"
+    before = {name: tensor.clone() for name, tensor in loop.trainer.student.state_dict().items()}
+    assert loop.trainer.learner.scaler.get_scale() == 16
+    record = loop.trainer.step(1, loop.batches.at(1))
     assert record.verdict == ("skip" if guard == "true" else "good")
-    assert fit.trainer.learner.scaler.get_scale() == 8
-    after = fit.trainer.student.state_dict()
+    assert loop.trainer.learner.scaler.get_scale() == 8
+    after = loop.trainer.student.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
@@ -76,16 +76,16 @@ def test_fp16_goes_on_with_its_scale(tmp_path: Path) -> None:
     for name in ("straight", "resumed"):
         folder = tmp_path / name
         folder.mkdir()
-        fit, stop = begin(folder, "diffusion", at_step(1), *words)
+        loop, stop = begin(folder, "diffusion", at_step(1), *words)
         if name == "resumed":
             stop.by = "SIGTERM"
-            assert not fit.run(stop)
+            assert not loop.run(stop)
             assert not begin(folder, "diffusion", at_step(1), *words)[0].run(stop)
-            fit, stop = begin(folder, "diffusion", at_step(1), *words)
-        assert fit.run(stop)
+            loop, stop = begin(folder, "diffusion", at_step(1), *words)
+        assert loop.run(stop)
         (overflow,) = events(folder)
         assert overflow["reason"].startswith("the gradient norm is")
-        ends.append((fit.trainer.learner.scaler.state_dict(), fit.trainer.tensors()))
+        ends.append((loop.trainer.learner.scaler.state_dict(), loop.trainer.tensors()))
     (state, tensors), (other_state, other_tensors) = ends
     assert state == other_state
     assert (state["scale"], state["_growth_tracker"]) == (8.0, 3)
@@ -132,8 +132,8 @@ def test_a_stage_with_frozen_weights_in_bfloat16(tmp_path: Path) -> None:
 
 def test_clipping(tmp_path: Path) -> None:
     """The recorded norm is that before clipping; the gradients have the limit's."""
-    fit, _ = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.clip=0.01")
-    record = fit.trainer.step(0, fit.batches.at(0))
+    loop, _ = begin(tmp_path, "diffusion", lambda objective: objective, "diffusion.clip=0.01")
+    record = loop.trainer.step(0, loop.batches.at(0))
     assert record.numbers["gradient_norm"] > 0.01
-    norm = torch.cat([p.grad.flatten() for p in fit.trainer.student.parameters() if p.grad is not None]).norm()
+    norm = torch.cat([p.grad.flatten() for p in loop.trainer.student.parameters() if p.grad is not None]).norm()
     assert float(norm) == pytest.approx(0.01, rel=1e-3)

@@ -49,7 +49,7 @@ def test_the_same_losses(launcher: Launcher, alone: Path, tmp_path: Path, proces
 
 
 def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_path: Path) -> None:
-    """Two processes share the weights, are stopped and go on, are killed, and one process without sharing ends it."""
+    """Two processes shard the weights, are stopped, resume and are killed; one process finishes the run alone."""
     run = tmp_path / "run"
     arguments = ("train", "digits", *tiny(STEPS, *PLAIN, *QUIET), "--run", str(run))
     sharing = launcher.start_ranks(2, *arguments, "--shard")

@@ -93,7 +93,7 @@ def test_moved_data(tmp_path: Path, known: str) -> None:
     if known == "not at all":
         shutil.rmtree(run / FOLDERS[0] / "model")
         message = refusal(tiny_recipe(4, *words, f"data.path={tmp_path / 'second'}"), run)
-        assert message.startswith(f"{run} has not noted what its data are")
+        assert message.startswith(f"{run} has no record of its data")
         return
     said = train(tiny_recipe(4, *words, f"data.path={tmp_path / 'second'}"), run)
     assert f'data.path: "{first}" → "{tmp_path / "second"}" (the same content)' in said

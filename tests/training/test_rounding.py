@@ -31,25 +31,25 @@ def noise_line(folder: Path) -> dict[str, Any]:
     return line
 
 
-def trained_fit(folder: Path, *overrides: str) -> StageLoop:
+def trained_loop(folder: Path, *overrides: str) -> StageLoop:
     """Stage 1 with the weights of the digits model that comes with the package."""
     shipped = tcm.load("digits")
     network = [f"network.channels={shipped.card.network.channels}", "sigma_data=0.75", "t_max=80.0"]
-    fit, _ = begin(folder, "consistency", unchanged, *network, *HARD, *overrides)
-    fit.trainer.student.load_state_dict(shipped.denoiser.state_dict())
-    return fit
+    loop, _ = begin(folder, "consistency", unchanged, *network, *HARD, *overrides)
+    loop.trainer.student.load_state_dict(shipped.denoiser.state_dict())
+    return loop
 
 
 def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
     """f(x_t) − f(x_r) of every sample, in fp32 and in bf16, without the objective's loss."""
-    fit = trained_fit(tmp_path, "consistency.precision=bf16", "consistency.accumulation=3")
-    trainer = fit.trainer
+    loop = trained_loop(tmp_path, "consistency.precision=bf16", "consistency.accumulation=3")
+    trainer = loop.trainer
     f, objective, step = trainer.student, trainer.objective, trainer.stage.steps - 1
     assert isinstance(objective, Consistency)
     cosines, times = [], []
     # As many rows at once as are measured: kernels for bf16 may round another way for another number of them.
     for number, rows in product(range(BATCHES), range(6)):
-        loaded = fit.batches.at(number)
+        loaded = loop.batches.at(number)
         x, micro = to_float(loaded.images)[rows::6], [one for one, _ in trainer.micro_batches(loaded, 6)][rows]
         draw = objective.draw(trainer.models, micro, step, trainer.streams(step, micro))
         r = draw.t - objective.pairs.curriculum.delta(draw.t, step)
@@ -61,7 +61,7 @@ def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
         cosines.append(cosine_similarity(*found))
         times.append(draw.t)
     t, cosine = torch.cat(times), torch.cat(cosines)
-    rounding = measure_rounding(trainer, fit.batches)
+    rounding = measure_rounding(trainer, loop.batches)
     assert len(rounding.pairs) == TIME_BINS
     for low, high, measured in zip(trainer.bin_edges, trainer.bin_edges[1:], rounding.pairs, strict=False):
         inside = (t > low) & (t <= high)
@@ -74,33 +74,33 @@ def test_against_a_calculation_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_gradient_is_that_of_the_whole_batch(tmp_path: Path) -> None:
-    fit = trained_fit(tmp_path, "consistency.precision=bf16")
-    trainer = fit.trainer
+    loop = trained_loop(tmp_path, "consistency.precision=bf16")
+    trainer = loop.trainer
     step, cosines = trainer.stage.steps - 1, []
     for number in range(BATCHES):
         found = []
         for half in (False, True):
             trainer.student.zero_grad()
-            for micro, _ in trainer.micro_batches(fit.batches.at(number), 2):
+            for micro, _ in trainer.micro_batches(loop.batches.at(number), 2):
                 with torch.autocast("cpu", torch.bfloat16, enabled=half):
                     losses = trainer.objective.loss(trainer.models, micro, step, trainer.streams(step, micro))
                 torch.autograd.backward(losses.total)
             found.append(torch.cat([p.grad.flatten() for p in trainer.student.parameters() if p.grad is not None]))
         cosines.append(float(cosine_similarity(*found, dim=0)))
     trainer.student.zero_grad()
-    assert measure_rounding(trainer, fit.batches).gradient == pytest.approx(sum(cosines) / BATCHES, abs=0.01)
+    assert measure_rounding(trainer, loop.batches).gradient == pytest.approx(sum(cosines) / BATCHES, abs=0.01)
 
 
 def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
     """A CPU without TF32 computes tf32 as fp32: nothing but the precision may differ between the two passes."""
     (tmp_path / "small").mkdir()
-    fit, _ = begin(
+    loop, _ = begin(
         tmp_path / "small", "truncated", unchanged, "truncated.precision=tf32", "truncated.teacher=none",
         "truncated.t_prime=0.5", "network.dropout=0.3",
     )  # fmt: skip
-    trainer = fit.trainer
+    trainer = loop.trainer
     trainer.models = {"student": trainer.student, "frozen": trainer.student}
-    rounding = measure_rounding(trainer, fit.batches)
+    rounding = measure_rounding(trainer, loop.batches)
     assert rounding.gradient == pytest.approx(1, abs=1e-5)
     assert [cosine for cosine in rounding.pairs if cosine is not None] == pytest.approx(
         [1.0] * sum(cosine is not None for cosine in rounding.pairs), abs=1e-5
@@ -112,22 +112,22 @@ def test_nothing_is_disturbed(tmp_path: Path) -> None:
     records = []
     for name in ("measured", "not"):
         (tmp_path / name).mkdir()
-        fit = trained_fit(tmp_path / name, "consistency.precision=fp16", "consistency.dropout=0.2")
-        before = {key: tensor.clone() for key, tensor in fit.trainer.tensors().items()}
-        state, position = torch.get_rng_state(), fit.trainer.position(0)
+        loop = trained_loop(tmp_path / name, "consistency.precision=fp16", "consistency.dropout=0.2")
+        before = {key: tensor.clone() for key, tensor in loop.trainer.tensors().items()}
+        state, position = torch.get_rng_state(), loop.trainer.position(0)
         if name == "measured":
-            measure_rounding(fit.trainer, fit.batches)
+            measure_rounding(loop.trainer, loop.batches)
         assert torch.equal(torch.get_rng_state(), state)
-        assert fit.trainer.position(0) == position
-        assert all(torch.equal(before[key], tensor) for key, tensor in fit.trainer.tensors().items())
-        assert all(parameter.grad is None for parameter in fit.trainer.student.parameters())
-        records.append((fit.trainer.step(0, fit.batches.at(0)), fit.trainer.tensors()))
+        assert loop.trainer.position(0) == position
+        assert all(torch.equal(before[key], tensor) for key, tensor in loop.trainer.tensors().items())
+        assert all(parameter.grad is None for parameter in loop.trainer.student.parameters())
+        records.append((loop.trainer.step(0, loop.batches.at(0)), loop.trainer.tensors()))
     assert records[0][0] == records[1][0]
     assert all(torch.equal(tensor, records[1][1][key]) for key, tensor in records[0][1].items())
 
 
 def test_a_refused_stage_and_its_remedies(tmp_path: Path) -> None:
-    """Nothing is lost: the same command with the remedy goes on in the same folder, where other changes are refused."""
+    """Nothing is lost: the same command with the remedy resumes in the same folder, where other changes are refused."""
     run, stage = tmp_path / "run", tmp_path / "run" / "1-consistency"
     words = ["t_max=80.0", "sigma_data=0.75", *HARD]
     options = RunOptions(init="digits")
@@ -158,11 +158,11 @@ def test_fp32_is_the_other_remedy(tmp_path: Path) -> None:
 
 
 def test_a_resumed_stage_does_not_measure_again(tmp_path: Path) -> None:
-    fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
+    loop, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
     stop.by = "SIGTERM"
-    assert not fit.run(stop)
-    fit, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
-    assert fit.run(stop)
+    assert not loop.run(stop)
+    loop, stop = begin(tmp_path, "diffusion", unchanged, "diffusion.precision=bf16", "diffusion.sample_every=0")
+    assert loop.run(stop)
     line = noise_line(tmp_path)
     assert line["gradient_cosine"] > 0.99, "rounding hardly touches a diffusion stage"
     assert "pair_cosine_by_t" not in line

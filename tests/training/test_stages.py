@@ -108,7 +108,7 @@ def test_stage_2_alone(finished: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_from_an_imported_model(finished: Path, tmp_path: Path) -> None:
-    """A published file becomes a model folder; stages 1 and 2 go on from it, with its own images."""
+    """A published file becomes a model folder; stages 1 and 2 continue from it, with its own images."""
     card = tcm.Model.load(finished / FOLDERS[0] / "model").card
     network = card.network.model_copy(update={"dropout": 0.0})
     source = tcm.Model.fresh(

@@ -128,14 +128,14 @@ class Recorded:
 
 def test_the_guard_takes_the_stream_back(shards: Path, tmp_path: Path) -> None:
     """Steps 5 to 7 fail with the first noise: from step 4's checkpoint on the same images come again."""
-    fit, stop = begin(
+    loop, stop = begin(
         tmp_path,
         "diffusion",
         lambda objective: Ill(objective, frozenset({5, 6, 7}), nan, curable=True),
         "diffusion.guard.patience=3",
     )
     batches = Recorded(StreamBatches(open_stream(shards), seed=0, batch=16, lanes=4, window=40))
-    assert replace(fit, batches=batches).run(stop)
+    assert replace(loop, batches=batches).run(stop)
     assert {step: len(given) for step, given in batches.given.items()} == {
         step: 2 if 4 <= step < 8 else 1 for step in range(12)
     }

@@ -200,8 +200,8 @@ def test_a_model_that_starts_below_T_generates(tmp_path: Path) -> None:
         recipe_with(HighStart)
 
 
-def snapshot(fit: StageLoop) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in fit.trainer.tensors().items()}
+def snapshot(loop: StageLoop) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in loop.trainer.tensors().items()}
 
 
 def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -215,15 +215,15 @@ FAKE = {"fake", "fake.average.0", "fake.optimizer"}
 
 
 def test_only_the_weights_whose_turn_it_is_move(straight: Path, tmp_path: Path) -> None:
-    fit = begin(tmp_path / "both", straight, recipe_with())
-    teacher = {name: tensor.clone() for name, tensor in fit.trainer.models["teacher"].state_dict().items()}
-    states = [snapshot(fit)]
+    loop = begin(tmp_path / "both", straight, recipe_with())
+    teacher = {name: tensor.clone() for name, tensor in loop.trainer.models["teacher"].state_dict().items()}
+    states = [snapshot(loop)]
     for step in range(4):
-        fit.trainer.step(step, fit.batches.at(step))
-        states.append(snapshot(fit))
+        loop.trainer.step(step, loop.batches.at(step))
+        states.append(snapshot(loop))
     turns = [moved(before, after) for before, after in pairwise(states)]
     assert turns == [STUDENT | FAKE, FAKE, STUDENT | FAKE, FAKE]
-    after = fit.trainer.models["teacher"].state_dict()
+    after = loop.trainer.models["teacher"].state_dict()
     assert all(torch.equal(after[name], teacher[name]) for name in teacher)
     steps = {float(value) for name, value in states[-1].items() if name.startswith("optimizer") and "step" in name}
     of_the_fake = {float(value) for name, value in states[-1].items() if name.startswith("fake.opt") and "step" in name}
@@ -234,10 +234,10 @@ def test_the_students_turn_leaves_the_fake_alone(straight: Path, tmp_path: Path)
     """After a first step of both, the fake and its gradient are what they would be had the student had no turn."""
     fakes, gradients = [], []
     for kind in (TurnsStage, FakeAlone):
-        fit = begin(tmp_path / kind.__name__, straight, recipe_with(kind))
-        fit.trainer.step(0, fit.batches.at(0))
-        fakes.append({name: tensor for name, tensor in snapshot(fit).items() if name.startswith("fake.")})
-        parameters = fit.trainer.models["fake"].named_parameters()
+        loop = begin(tmp_path / kind.__name__, straight, recipe_with(kind))
+        loop.trainer.step(0, loop.batches.at(0))
+        fakes.append({name: tensor for name, tensor in snapshot(loop).items() if name.startswith("fake.")})
+        parameters = loop.trainer.models["fake"].named_parameters()
         gradients.append({name: parameter.grad for name, parameter in parameters if parameter.grad is not None})
     assert not moved(*fakes)
     assert gradients[0]
@@ -245,13 +245,13 @@ def test_the_students_turn_leaves_the_fake_alone(straight: Path, tmp_path: Path)
 
 
 def test_a_fake_that_is_the_teacher_does_not_move_the_student(straight: Path, tmp_path: Path) -> None:
-    fit = begin(tmp_path / "turns", straight, recipe_with())
-    fit.trainer.models["fake"].load_state_dict(fit.trainer.models["teacher"].state_dict())
-    record = fit.trainer._turn(fit.trainer.learner, 0, fit.batches.at(0), stop=False)
+    loop = begin(tmp_path / "turns", straight, recipe_with())
+    loop.trainer.models["fake"].load_state_dict(loop.trainer.models["teacher"].state_dict())
+    record = loop.trainer._turn(loop.trainer.learner, 0, loop.batches.at(0), stop=False)
     assert (record.numbers["loss"], record.numbers["gradient_norm"]) == (0.0, 0.0)
-    for parameter in fit.trainer.models["fake"].parameters():
+    for parameter in loop.trainer.models["fake"].parameters():
         parameter.data += 0.01
-    record = fit.trainer._turn(fit.trainer.learner, 0, fit.batches.at(0), stop=False)
+    record = loop.trainer._turn(loop.trainer.learner, 0, loop.batches.at(0), stop=False)
     assert record.numbers["gradient_norm"] > 0
 
 
@@ -277,42 +277,44 @@ def test_stopped_and_resumed_bit_for_bit(straight: Path, tmp_path: Path) -> None
 def test_the_follower_is_the_average_of_the_student(straight: Path, tmp_path: Path) -> None:
     """θ̄_n = ½^n θ_0 + Σ_k ½^(n − k + 1) θ_k over the student's updates, also across a resume."""
 
-    def weights(fit: StageLoop, role: str) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.models[role].parameters()]).double()
+    def weights(loop: StageLoop, role: str) -> Tensor:
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in loop.trainer.models[role].parameters()]
+        ).double()
 
-    fit = begin(tmp_path / "turns", straight, recipe_with())
-    assert torch.equal(weights(fit, "follower"), weights(fit, "student")), "it starts where the student starts"
-    expected, updates = weights(fit, "student"), 0
+    loop = begin(tmp_path / "turns", straight, recipe_with())
+    assert torch.equal(weights(loop, "follower"), weights(loop, "student")), "it starts where the student starts"
+    expected, updates = weights(loop, "student"), 0
     for step in range(5):
         if step == 3:
-            fit.checkpoints.save(fit.trainer.tensors(), fit.trainer.position(step))
-            fit = begin(tmp_path / "turns", straight, recipe_with())
-            newest = fit.checkpoints.newest().path
+            loop.checkpoints.save(loop.trainer.tensors(), loop.trainer.position(step))
+            loop = begin(tmp_path / "turns", straight, recipe_with())
+            newest = loop.checkpoints.newest().path
             assert newest is not None
-            fit.trainer.restore(fit.checkpoints.load(newest, fit.trainer.tensors()))
-        fit.trainer.step(step, fit.batches.at(step))
+            loop.trainer.restore(loop.checkpoints.load(newest, loop.trainer.tensors()))
+        loop.trainer.step(step, loop.batches.at(step))
         if step % 2 == 0:
-            expected, updates = (expected + weights(fit, "student")) / 2, updates + 1
+            expected, updates = (expected + weights(loop, "student")) / 2, updates + 1
     assert updates == 3
-    torch.testing.assert_close(weights(fit, "follower"), expected, rtol=0, atol=1e-6)
-    assert (weights(fit, "follower") - weights(fit, "student")).abs().max() > 1e-4
+    torch.testing.assert_close(weights(loop, "follower"), expected, rtol=0, atol=1e-6)
+    assert (weights(loop, "follower") - weights(loop, "student")).abs().max() > 1e-4
 
 
 def test_power_averages_count_a_roles_own_updates(straight: Path, tmp_path: Path) -> None:
     """The student has its turn in every second step: its averages are those of three updates, not of five."""
     decay = PowerDecay(6.94)
 
-    def student(fit: StageLoop) -> Tensor:
-        return torch.cat([parameter.detach().flatten() for parameter in fit.trainer.student.parameters()]).double()
+    def student(loop: StageLoop) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in loop.trainer.student.parameters()]).double()
 
-    fit = begin(tmp_path / "turns", straight, recipe_with(Shadowed, averages=[decay]))
-    expected = student(fit)
+    loop = begin(tmp_path / "turns", straight, recipe_with(Shadowed, averages=[decay]))
+    expected = student(loop)
     for step in range(5):
-        fit.trainer.step(step, fit.batches.at(step))
+        loop.trainer.step(step, loop.batches.at(step))
         if step % 2 == 0:
-            expected = torch.lerp(student(fit), expected, decay.beta(step // 2 + 1))
-    names = [name for name, _ in fit.trainer.student.named_parameters()]
-    mean, follower = fit.trainer.learner.averages[0].state_dict(), fit.trainer.models["follower"].state_dict()
+            expected = torch.lerp(student(loop), expected, decay.beta(step // 2 + 1))
+    names = [name for name, _ in loop.trainer.student.named_parameters()]
+    mean, follower = loop.trainer.learner.averages[0].state_dict(), loop.trainer.models["follower"].state_dict()
     for found in (mean, follower):
         together = torch.cat([found[name].flatten() for name in names]).double()
         torch.testing.assert_close(together, expected, rtol=0, atol=1e-6)
@@ -329,9 +331,9 @@ def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
     train(recipe, tmp_path / "run")
     fake = Model.load(tmp_path / "run" / "1-turns" / "roles" / "fake")
     assert (fake.card.kind, fake.sampler, fake.card.provenance.stage) == ("diffusion", HeunSampler(), "turns")
-    fit = begin(tmp_path / "end", tmp_path / "run", base)
-    fit.checkpoints.load(tmp_path / "run" / "1-turns" / "state" / "step-5", fit.trainer.tensors())
-    expected = fit.trainer.learners["fake"].averages[0].state_dict()
+    loop = begin(tmp_path / "end", tmp_path / "run", base)
+    loop.checkpoints.load(tmp_path / "run" / "1-turns" / "state" / "step-5", loop.trainer.tensors())
+    expected = loop.trainer.learners["fake"].averages[0].state_dict()
     found = fake.denoiser.state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -364,8 +366,8 @@ def test_another_role_that_is_trained_is_a_model_too(tmp_path: Path) -> None:
 
 
 def test_metrics_average_over_the_turns_that_were_taken(straight: Path, tmp_path: Path) -> None:
-    fit = begin(tmp_path / "turns", straight, recipe_with())
-    records = [fit.trainer.step(step, fit.batches.at(step)).numbers for step in range(5)]
+    loop = begin(tmp_path / "turns", straight, recipe_with())
+    records = [loop.trainer.step(step, loop.batches.at(step)).numbers for step in range(5)]
     assert [record.keys() for record in records[:2]] == [
         {"loss", "part", "gradient_norm", "fake.loss", "fake.part", "fake.gradient_norm"},
         {"fake.loss", "fake.part", "fake.gradient_norm"},
@@ -380,21 +382,21 @@ def test_metrics_average_over_the_turns_that_were_taken(straight: Path, tmp_path
 
 def test_each_role_has_its_own_guard(straight: Path, tmp_path: Path) -> None:
     """The fake's loss is not a number from step 3 on: only its updates are skipped, and the run goes back by them."""
-    fit = begin(tmp_path / "turns", straight, recipe_with(IllStage, steps=8, guard={"patience": 3, "retries": 0}))
+    loop = begin(tmp_path / "turns", straight, recipe_with(IllStage, steps=8, guard={"patience": 3, "retries": 0}))
     position = Position(step=0)
     for step in range(6):
-        record = fit.trainer.step(step, fit.batches.at(step))
+        record = loop.trainer.step(step, loop.batches.at(step))
         if step == 2:
-            fit.checkpoints.save(fit.trainer.tensors(), position := fit.trainer.position(3))
+            loop.checkpoints.save(loop.trainer.tensors(), position := loop.trainer.position(3))
     assert (record.verdict, record.reason) == ("go back", "fake: the loss is nan")
-    fake = fit.trainer.learners["fake"]
-    assert (fake.guard.skipped, fit.trainer.learner.guard.skipped) == (3, 0)
-    assert (fit.trainer.skipping, fit.trainer.skipped) == (True, 3)
-    assert fit.trainer.learner.guard.seen == 3, "the student had its turn at step 4"
-    assert all(isfinite(float(tensor.sum())) for tensor in fit.trainer.tensors().values())
-    fit.trainer.go_back(position)
-    assert (fake.guard.in_a_row, fake.guard.skipped, fit.trainer.retry) == (0, 3, 1)
-    assert not fit.trainer.skipping
+    fake = loop.trainer.learners["fake"]
+    assert (fake.guard.skipped, loop.trainer.learner.guard.skipped) == (3, 0)
+    assert (loop.trainer.skipping, loop.trainer.skipped) == (True, 3)
+    assert loop.trainer.learner.guard.seen == 3, "the student had its turn at step 4"
+    assert all(isfinite(float(tensor.sum())) for tensor in loop.trainer.tensors().values())
+    loop.trainer.go_back(position)
+    assert (fake.guard.in_a_row, fake.guard.skipped, loop.trainer.retry) == (0, 3, 1)
+    assert not loop.trainer.skipping
 
 
 def test_in_a_recipe(straight: Path) -> None:

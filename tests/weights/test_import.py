@@ -283,10 +283,10 @@ def test_exported_shapes_tell_the_network(tmp_path, network):
     assert parse_arguments(reference_arguments(card)) == (network, (1, 8, 8), tcm.Classes(3))
     export_state_dict(model, tmp_path / "a.safetensors")
     torch.save(load_file(tmp_path / "a.safetensors"), tmp_path / "a.pth")
-    told = import_checkpoint(tmp_path / "a.pth", "consistency").model
+    imported = import_checkpoint(tmp_path / "a.pth", "consistency").model
     x, t, labels = torch.randn(2, 1, 8, 8), torch.tensor([0.5, 3.0]), tcm.Labels(torch.tensor([0, 2]))
     with torch.no_grad():
-        assert torch.equal(told.denoiser(x, t, labels), model.denoiser(x, t, labels))
+        assert torch.equal(imported.denoiser(x, t, labels), model.denoiser(x, t, labels))
 
 
 @pytest.mark.parametrize(

@@ -375,8 +375,10 @@ def test_labels_of_samples() -> None:
     ):
         with pytest.raises(TcmError, match=message):
             model.sample(4, labels=labels)
-    with pytest.raises(TcmError, match="labels=0 were given, but this model is unconditional"):
+    with pytest.raises(TcmError, match="labels=0 given, but this model is unconditional; leave labels out"):
         Model.fresh(card()).sample(1, labels=0)
+    with pytest.raises(TcmError, match="condition given, but this model is unconditional; leave condition out"):
+        Model.fresh(card()).sample(1, condition=tcm.Labels(torch.tensor([0])))
 
 
 def test_times_and_steps_of_sampling() -> None:

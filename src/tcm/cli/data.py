@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Skip images that cannot be read, and list them.")]
-Channels = Annotated[int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB) channels.")]
+Channels = Annotated[int | None, typer.Option(help="Convert to 1 (grey) or 3 (RGB) channels.")]
 Split = Annotated[str, typer.Option(help="The split to open, if there are several.")]
 CropName = Literal["none", "center", "dhariwal"]
 CROP_HELP = (
@@ -92,11 +92,13 @@ def prepare(
     target: Annotated[Path, typer.Argument(metavar="DST", help="A .zip, or a new folder for WebDataset shards.")],
     size: Annotated[
         str | None,
-        typer.Option(help="64, or HEIGHTxWIDTH. [theirs, if all are alike; else 64, or 32 for small images]"),
+        typer.Option(
+            help="64, or HEIGHTxWIDTH. [unchanged if all images share one size; else 64, or 32 for small images]"
+        ),
     ] = None,
     crop: Annotated[CropName | None, typer.Option(help=CROP_HELP)] = None,
     channels: Annotated[
-        int | None, typer.Option(help="Convert to 1 (gray) or 3 (RGB). [3 if any image is in colour]")
+        int | None, typer.Option(help="Convert to 1 (grey) or 3 (RGB). [3 if any image is in colour]")
     ] = None,
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,

@@ -18,7 +18,7 @@ def demo(
     samples: Annotated[int, typer.Option(min=200, help="Images that each distance is measured on.")] = 5000,
     workers: Annotated[int, typer.Option(min=1, help="Processes that train and measure side by side.")] = 2,
 ) -> None:
-    """Train all stages on handwritten digits, measure them and show the report; called again, resume."""
+    """Train all stages on handwritten digits, measure them and show the report; run it again to resume."""
     from rich.console import Console
     from rich.text import Text
 

@@ -24,7 +24,7 @@ DataConditions = Annotated[
     bool,
     typer.Option(
         "--data-conditions",
-        help="Sample under the conditions of the data's images (classes, captions), which the seeds choose.",
+        help="Take each sample's condition (class, caption) from an image of the data, picked by the sample's seed.",
     ),
 ]
 
@@ -71,7 +71,7 @@ def evaluation(
     from tcm.evaluation.generation import conditions_of, parse_times
     from tcm.evaluation.references import PAPERS_COUNT
     from tcm.evaluation.scores import append_scores, compare, read_scores
-    from tcm.foundation.counting import watched
+    from tcm.foundation.counting import counter
     from tcm.foundation.processes import join
     from tcm.weights import load
 
@@ -109,8 +109,9 @@ def evaluation(
             found = scoring.score_model(model, target, seeds, sampling, reference, wanted, batch, processes, condition)
             if dataset is not None and at:
                 f, subject = model_denoise(model), model_subject(model, target, None, seed)
-                watch = watched(processes)
-                found += denoising_distances(f, dataset, at, reference, subject, count, batch, processes, watch)
+                found += denoising_distances(
+                    f, dataset, at, reference, subject, count, batch, processes, counter(processes)
+                )
         if processes.first:
             append_scores(scores, found)
             if as_json:

@@ -28,7 +28,7 @@ Budget = Annotated[str, typer.Option(help="How long to train, such as 20m, 2h or
 
 
 def plan(
-    data: Annotated[str, typer.Argument(help="A folder of images of one size, a zip, or any other data set.")],
+    data: Annotated[str, typer.Argument(help="A folder or zip of images, or any other data set.")],
     budget: Budget = "1h",
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("recipe.toml"),
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,

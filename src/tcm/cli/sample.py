@@ -49,7 +49,7 @@ def sample(
     from tcm.evaluation.generation import generate, parse_seeds
     from tcm.evaluation.output import check_output, make_room, write_samples
     from tcm.evaluation.sharing import share
-    from tcm.foundation.counting import watched
+    from tcm.foundation.counting import counter
     from tcm.foundation.processes import join
     from tcm.weights import load
 
@@ -65,7 +65,7 @@ def sample(
                 make_room(out, overwrite)
         own = share(processes, chosen)
         start = time.perf_counter()
-        images = watched(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
+        images = counter(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
         write_samples(out, images, chosen, loaded.card.image_shape, processes)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)

@@ -24,7 +24,7 @@ from tcm.evaluation.references import (
 )
 from tcm.evaluation.scores import Comparison, Score
 from tcm.evaluation.sharing import share, shared_hash
-from tcm.foundation.counting import watched
+from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.weights import Model
@@ -67,10 +67,10 @@ def reference_for(
             raise TcmError(f"--reference-count={count}: {data} holds statistics, not images; leave it out")
         return published_reference(Path(data), detector)
     name = data if split == "train" else f"{data} ({split})"
-    opened, watch = open_data(data, split=split), watched(processes)
+    opened = open_data(data, split=split)
     if isinstance(opened, Stream):
-        return stream_reference(opened, name, detector, keep, batch, processes, count, watch)
-    return reference_of(opened, name, detector, keep, batch, processes, count, watch)
+        return stream_reference(opened, name, detector, keep, batch, processes, count, counter(processes))
+    return reference_of(opened, name, detector, keep, batch, processes, count, counter(processes))
 
 
 def all_images(target: str, count: int | None) -> Dataset:
@@ -86,7 +86,7 @@ def score_images(
 ) -> list[Score]:
     """Measure a set of images, with a progress bar."""
     own = dataset.count // processes.count
-    images = watched(processes)(dataset_batches(dataset, batch, processes), own, "measuring")
+    images = counter(processes)(dataset_batches(dataset, batch, processes), own, "measuring")
     subject = Subject(name, shared_hash(processes, dataset))
     return evaluate(images, reference, subject, metrics, processes)
 
@@ -104,7 +104,7 @@ def score_model(
 ) -> list[Score]:
     """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
     own = share(processes, seeds)
-    images = watched(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
+    images = counter(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
     subject = model_subject(model, name, sampling, seeds[0], given=condition is not None)
     return evaluate(images, reference, subject, metrics, processes)
 

@@ -31,8 +31,8 @@ def list_studies(as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tcm.studies.common_stages import shared_stages
     from tcm.studies.resolve import resolve_study, shipped_studies, variants_of
-    from tcm.studies.sharing import shared_stages
 
     studies = [resolve_study(name) for name in shipped_studies()]
     stages = [len(shared_stages(study, variants_of(study, study.seeds[0]))) for study in studies]
@@ -56,7 +56,7 @@ def list_studies(as_json: AsJson = False) -> None:
         table.add_row(study.name, study.title, study.where, size, f"{count * len(study.seeds)}")
     console = Console(highlight=False)
     console.print(table)
-    console.print("`tcm study show NAME` prints a study in full; `tcm study run NAME --out DIR` carries it out.")
+    console.print("`tcm study show NAME` prints a study in full; `tcm study run NAME --out DIR` runs it.")
 
 
 @app.command()
@@ -85,11 +85,11 @@ def run(
         ),
     ] = None,
     part: Annotated[
-        str | None, typer.Option(help="Do only a share of the variants, such as 1/4, for several machines.")
+        str | None, typer.Option(help="Run only one share of the variants, such as 1/4, for several machines.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
 ) -> None:
-    """Train and measure all variants with all seeds; called again, resume."""
+    """Train and measure all variants with all seeds; run it again to resume."""
     import warnings
 
     from rich.console import Console

@@ -62,7 +62,7 @@ def train(
         bool, typer.Option("--cluster", help="With --dry-run: also predict cost and speed on many GPUs.")
     ] = False,
 ) -> None:
-    """Train on your images as `tcm plan` would, or the stages of a recipe; called again, resume."""
+    """Train on your own images, planned as by `tcm plan`, or run a recipe; run it again to resume."""
     from rich.console import Console
 
     from tcm.foundation.processes import join
@@ -74,7 +74,7 @@ def train(
     if redo_later and keep_later:
         raise TcmError("--redo-later and --keep-later contradict each other; give one of them")
     if (full or cluster) and not dry_run:
-        raise TcmError("--full and --cluster say what --dry-run prints; give --dry-run too")
+        raise TcmError("--full and --cluster apply only to --dry-run; add --dry-run")
     later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
     own = Path(recipe, RECIPE_FILE).is_file()
     if own:

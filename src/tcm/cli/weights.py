@@ -26,14 +26,15 @@ def import_weights(
         TrainedAs | None, typer.Option("--as", help="What it was trained as, if the file does not say.")
     ] = None,
     t_prime: Annotated[
-        float | None, typer.Option("--t-prime", help="t' of a truncated model, where its times begin: 1.0.")
+        float | None,
+        typer.Option("--t-prime", help="t' of a truncated model, the lowest time at which it is defined, such as 1.0."),
     ] = None,
     second_time: Annotated[
         float | None,
         typer.Option("--second-time", help="Time of the second of two steps. [1.526 for ImageNet-64, else 1]"),
     ] = None,
 ) -> None:
-    """Turn a published checkpoint, or an export of ours, into a model folder, without running anything in it."""
+    """Turn a published checkpoint, or a file from `tcm export`, into a model folder, without running anything in it."""
     from rich.console import Console
 
     from tcm.weights.importing import import_checkpoint

@@ -108,7 +108,7 @@ class _StoredArray:
             or not isinstance(values, bytes)
             or fortran
         ):
-            raise TypeError("the data are not bytes in C order")
+            raise TypeError("the data is not bytes in C order")
         return np.frombuffer(values, np.uint8).reshape(shape).reshape(-1, 3, 32, 32)
 
 

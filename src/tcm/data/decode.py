@@ -2,8 +2,8 @@
 
 | in the file                        | becomes                                                         |
 |------------------------------------|-----------------------------------------------------------------|
-| gray, black and white              | 1 channel                                                       |
-| gray, 16 bits                      | 1 channel, round(v / 257)                                       |
+| grey, black and white              | 1 channel                                                       |
+| grey, 16 bits                      | 1 channel, round(v / 257)                                       |
 | RGB, palette, CMYK, YCbCr          | 3 channels                                                      |
 | transparency (RGBA, LA, palette)   | composited over white                                           |
 | several frames                     | the first frame                                                 |
@@ -26,8 +26,8 @@ LARGEST_FILE = 256 * MEGABYTE
 LARGEST_PICTURE = 64 * MEGABYTE  # in pixels
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_GRAY_16 = ("I;16", "I;16L", "I;16B", "I;16N", "I")
-_GRAY = ("1", "L", *_GRAY_16)
+_GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_GREY = ("1", "L", *_GREY_16)
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 # What Pillow's decoders raise for damaged files, found by fuzzing; they have no common base class.
 _DECODER_ERRORS = (
@@ -72,7 +72,7 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
                     f"{name} declares {width}×{height} pixels, above the limit of {LARGEST_PICTURE:,}", "scale it down"
                 )
             picture.load()
-            return _as_gray_or_rgb(picture, name)
+            return _as_grey_or_rgb(picture, name)
     except BrokenImage:
         raise
     except UnidentifiedImageError as error:  # its own text names a Python object
@@ -86,14 +86,14 @@ def declared_form(data: bytes, name: str) -> tuple[int, int, int]:
     """The channels (1 or 3), height and width that an image file declares; its pixels are not decoded."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-            gray = picture.mode in (*_GRAY, "LA", "La")
-            return 1 if gray else 3, picture.height, picture.width
+            grey = picture.mode in (*_GREY, "LA", "La")
+            return 1 if grey else 3, picture.height, picture.width
     except _DECODER_ERRORS as error:
         raise BrokenImage(f"{name} cannot be read as an image") from error
 
 
 def pixels_of(picture: Image.Image, channels: int) -> Pixels:
-    """Return a picture as uint8 [channels, H, W]; gray from RGB is ITU-R 601 luma, RGB from gray repeats it."""
+    """Return a picture as uint8 [channels, H, W]; grey from RGB is ITU-R 601 luma, RGB from grey repeats it."""
     array = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
     return array[None] if channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))
 
@@ -111,23 +111,23 @@ def png_of(picture: Image.Image) -> bytes:
 
 
 def channels_of(picture: Image.Image) -> int:
-    """Return 1 for a gray picture and 3 for one in colour."""
+    """Return 1 for a grey picture and 3 for one in colour."""
     return 1 if picture.mode == "L" else 3
 
 
-def _as_gray_or_rgb(picture: Image.Image, name: str) -> Image.Image:
-    if picture.mode in _GRAY_16:
+def _as_grey_or_rgb(picture: Image.Image, name: str) -> Image.Image:
+    if picture.mode in _GREY_16:
         values = np.asarray(picture).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
             raise BrokenImage(
-                f"{name} has gray values from {values.min()} to {values.max()}", "store 8 or 16 bits per value"
+                f"{name} has grey values from {values.min()} to {values.max()}", "store 8 or 16 bits per value"
             )
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if picture.mode == "F":
         raise BrokenImage(f"{name} holds floating-point values, whose range is unknown", "store 8 or 16 bits per value")
     if picture.mode in _TRANSPARENT or "transparency" in picture.info:
-        gray = picture.mode in (*_GRAY, "LA", "La")
+        grey = picture.mode in (*_GREY, "LA", "La")
         opaque = Image.new("RGBA", picture.size, "white")
         opaque.alpha_composite(picture.convert("RGBA"))
-        return opaque.convert("L" if gray else "RGB")
-    return picture.convert("L" if picture.mode in _GRAY else "RGB")
+        return opaque.convert("L" if grey else "RGB")
+    return picture.convert("L" if picture.mode in _GREY else "RGB")

@@ -51,7 +51,7 @@ class ImageFiles(Dataset):
                 "bring all images to one size with `tcm data prepare`"
             )
         if not self._convert and channels_of(picture) != channels:
-            kinds = {1: "gray", 3: "in colour"}
+            kinds = {1: "grey", 3: "in colour"}
             raise TcmError(
                 f"{name} is {kinds[channels_of(picture)]}, but {self._first_name} is {kinds[channels]}; "
                 "pass channels=1 or 3 (--channels) to convert all images"

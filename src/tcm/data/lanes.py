@@ -33,7 +33,7 @@ class StreamBatches:
     """A stream's batches: image p of step n is the next one of lane (n·batch + p) mod `lanes`.
 
     A lane reads its share of each epoch's shards and shuffles within windows; about `window` images of all lanes mix.
-    Both orders depend on (seed, epoch, lane, window) alone. Process `rank` of `world` takes the positions rank,
+    Both orders depend on (seed, epoch, lane, window) alone. Process `rank` of `world` takes the indices rank,
     rank + world, ... of each batch. As `world` divides `lanes`, these are whole lanes: a process reads its share of the
     shards only, and the whole batch does not depend on the number of processes. `workers` threads read and as many
     decode, a window and a batch ahead of what is asked for.

@@ -64,7 +64,7 @@ def open_dataset(
 def check_channels(channels: int | None) -> None:
     """Refuse a number of channels that images cannot be converted to."""
     if channels not in (None, 1, 3):
-        raise TcmError(f"channels={channels} is not supported; use 1 (gray), 3 (RGB) or none (as stored)")
+        raise TcmError(f"channels={channels} is not supported; use 1 (grey), 3 (RGB) or none (as stored)")
 
 
 def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
@@ -73,7 +73,7 @@ def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
 
 
 def with_channels(dataset: Dataset, channels: int) -> Dataset:
-    """Convert a data set to gray (ITU-R 601 luma, as Pillow rounds it) or to RGB (gray repeated), in memory."""
+    """Convert a data set to grey (ITU-R 601 luma, as Pillow rounds it) or to RGB (grey repeated), in memory."""
     if dataset.shape[0] == channels:
         return dataset
     if dataset.trajectory(np.arange(1)) is not None:
@@ -87,8 +87,8 @@ def with_channels(dataset: Dataset, channels: int) -> Dataset:
 
 def _luma(images: Pixels) -> Pixels:
     red, green, blue = np.moveaxis(images.astype(np.uint32), 1, 0)
-    gray = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
-    return np.asarray(gray, np.uint8)[:, None]
+    grey = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
+    return np.asarray(grey, np.uint8)[:, None]
 
 
 def _open(path: str | Path, split: str) -> Pictures | Dataset:

@@ -54,14 +54,14 @@ class Form:
         if self.crop is Crop.DHARIWAL and self.size is not None and self.size[0] != self.size[1]:
             raise TcmError(f"size={self.size} is not square, as crop=dhariwal needs; use a square, or crop=center")
         if self.channels not in (None, 1, 3):
-            raise TcmError(f"channels={self.channels} is not supported; use 1 (gray) or 3 (RGB)")
+            raise TcmError(f"channels={self.channels} is not supported; use 1 (grey) or 3 (RGB)")
 
     def __str__(self) -> str:
         size = "as they are" if self.size is None else f"scaled to {self.size[0]}×{self.size[1]}"
         cropped = {Crop.NONE: "", Crop.CENTER: "cropped to the centre, "}.get(
             self.crop, f"cropped ({self.crop.value}), "
         )
-        colour = {1: ", gray", 3: ", in colour"}.get(self.channels or 0, "")
+        colour = {1: ", grey", 3: ", in colour"}.get(self.channels or 0, "")
         return f"{cropped}{size}{colour}"
 
     def apply(self, picture: Image.Image, name: str) -> Image.Image:
@@ -300,4 +300,4 @@ def _check_agreement(prepared: Prepared, first: Prepared) -> None:
 
 def _described(prepared: Prepared) -> str:
     mode, width, height = prepared.mode_and_size or ("?", 0, 0)
-    return f"{width}×{height} {'gray' if mode == 'L' else 'in colour'}"
+    return f"{width}×{height} {'grey' if mode == 'L' else 'in colour'}"

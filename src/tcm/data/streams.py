@@ -75,7 +75,7 @@ class Stream(ABC):
         return None
 
     def with_channels(self, channels: int) -> Self:
-        """Return this stream with its images converted to gray (1) or RGB (3)."""
+        """Return this stream with its images converted to grey (1) or RGB (3)."""
         check_channels(channels)
         converted = copy(self)
         converted.shape, converted._convert = (channels, *self.shape[1:]), True

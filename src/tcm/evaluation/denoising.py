@@ -14,7 +14,7 @@ from tcm.evaluation.measurement import Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
-from tcm.foundation.counting import Watch, unwatched
+from tcm.foundation.counting import Counter, uncounted
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -50,7 +50,7 @@ def denoising_distances(
     count: int | None = None,
     batch: int = 64,
     processes: Processes = ALONE,
-    watch: Watch = unwatched,
+    counter: Counter = uncounted,
 ) -> list[Score]:
     """dFID_t for each t: the distance between the data and f(x + t ε, t) over `count` images of the data.
 
@@ -69,7 +69,7 @@ def denoising_distances(
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
         own = share(processes, chosen)
         images = _denoised(f, dataset, own, t, subject.seed or 0, batch)
-        observed = observe(watch(images, len(own), f"denoising at t={t:g}"), detector, processes=processes)
+        observed = observe(counter(images, len(own), f"denoising at t={t:g}"), detector, processes=processes)
         scores.append(Measurement(subject, reference, len(chosen)).distance(prefix, observed, t))
     return scores
 

@@ -105,7 +105,6 @@ class Block(nn.Module):
         self.adds = stride == 1 and layers[0].weight.shape[1] == len(layers[-1].weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the block."""
         return x + self.layers(x) if self.adds else self.layers(x)
 
 

@@ -80,7 +80,7 @@ def conditions_of(dataset: Dataset) -> Conditions:
     """The conditions of a data set, each as frequent as in it: a seed takes that of an image that it chooses."""
     annotations = dataset.annotations
     if annotations is None:
-        raise TcmError("the data has no classes or other annotations to take conditions from; give data that has")
+        raise TcmError("the data has no classes or other annotations to take conditions from; use annotated data")
 
     def conditions(seeds: Sequence[int]) -> Condition:
         return annotations.condition(np.array([derive_seed("condition", seed) % dataset.count for seed in seeds]))

@@ -72,7 +72,6 @@ class Mixed(nn.Module):
         self.pooled = Convolution(weights, f"{name}.tower_2.conv", relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the four branches."""
         a, b, c = self.entrance(x).split(self.entrance.widths, 1)
         return torch.cat([a, self.tower(b), self.tower_1(c), _average(self.pooled(x))], 1)
 
@@ -90,7 +89,6 @@ class FirstReduction(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the three branches."""
         return torch.cat([self.convolution(x), self.tower(x), functional.max_pool2d(x, 3, 2)], 1)
 
 
@@ -107,7 +105,6 @@ class SecondReduction(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the three branches."""
         a, b = self.entrance(x).split(self.entrance.widths, 1)
         return torch.cat([self.tower(a), self.tower_1(b), functional.max_pool2d(x, 3, 2)], 1)
 
@@ -127,7 +124,6 @@ class Wide(nn.Module):
         self.maximum = maximum
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the six branches."""
         a, b, c = self.entrance(x).split(self.entrance.widths, 1)
         c = self.tower_1(c)
         pooled = self.pooled(functional.max_pool2d(x, 3, 1, 1)) if self.maximum else _average(self.pooled(x))

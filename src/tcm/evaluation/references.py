@@ -22,7 +22,7 @@ from tcm.data.opening import data_folder
 from tcm.evaluation.features import Detector
 from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
 from tcm.evaluation.statistics import accumulate, running_statistics
-from tcm.foundation.counting import Watch, unwatched
+from tcm.foundation.counting import Counter, uncounted
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
@@ -142,7 +142,7 @@ def stream_reference(
     batch: int = 64,
     processes: Processes = ALONE,
     count: int | None = None,
-    watch: Watch = unwatched,
+    counter: Counter = uncounted,
 ) -> Reference:
     """The reference for a stream, or for its first `count` images; not kept: what identifies it is not its content.
 
@@ -150,12 +150,12 @@ def stream_reference(
     """
     first = None if count is None else np.arange(_count_to_take(count, count))
     own = None if count is None else -(-count // processes.count)
-    passing = watch(stream_batches(stream, batch, processes, first), own, f"reference {name}")
+    passing = counter(stream_batches(stream, batch, processes, first), own, f"reference {name}")
     observed = observe(passing, detector, processes=processes)
     features = None
     if keep:
         chosen = chosen_images(observed.count)
-        passing = watch(stream_batches(stream, batch, processes, chosen), len(chosen), f"features of {name}")
+        passing = counter(stream_batches(stream, batch, processes, chosen), len(chosen), f"features of {name}")
         features = observe(passing, detector, True, processes).features
     identity = hashlib.sha256(stream.identity.encode()).hexdigest()
     return Reference(detector, name, identity, observed.statistics, features)
@@ -169,7 +169,7 @@ def reference_of(
     batch: int = 64,
     processes: Processes = ALONE,
     count: int | None = None,
-    watch: Watch = unwatched,
+    counter: Counter = uncounted,
 ) -> Reference:
     """The reference for a data set: from the cache if this detector has seen the same pixels before, else computed.
 
@@ -191,7 +191,7 @@ def reference_of(
         # Where all images are chosen, one pass sees both.
         both = features is None and len(chosen) == len(taken)
         if both or processes.count > 1:
-            passing = watch(dataset_batches(dataset, batch, processes, taken), own, f"reference {name}")
+            passing = counter(dataset_batches(dataset, batch, processes, taken), own, f"reference {name}")
             observed = observe(passing, detector, both, processes)
             moments = _moments(observed.statistics)
             if observed.features is not None:
@@ -199,11 +199,11 @@ def reference_of(
                 _write(features_file, features, processes)
         else:
             partial = folder / f"{key}-partial.safetensors"
-            moments = _moments(_resumed(dataset, taken, name, detector, batch, watch, partial))
+            moments = _moments(_resumed(dataset, taken, name, detector, batch, counter, partial))
             partial.unlink(missing_ok=True)
         _write(statistics_file, moments, processes)
     if features is None:
-        passing = watch(dataset_batches(dataset, batch, processes, chosen), len(chosen), f"features of {name}")
+        passing = counter(dataset_batches(dataset, batch, processes, chosen), len(chosen), f"features of {name}")
         observed = observe(passing, detector, True, processes)
         assert observed.features is not None, "asked for"
         features = {"features": observed.features}
@@ -212,13 +212,13 @@ def reference_of(
 
 
 def _resumed(
-    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, watch: Watch, partial: Path
+    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, counter: Counter, partial: Path
 ) -> Statistics:
     """The statistics of a data set; kept in `partial` every half minute and when interrupted, and resumed from it."""
     found = _read(partial, ALONE)
     before = None if found is None else _statistics(found)
     rest = taken[0 if before is None or before.count is None else before.count :]
-    passing = watch(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"reference {name}")
+    passing = counter(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"reference {name}")
     kept, total = time.monotonic(), before
     try:
         for total in running_statistics(map(detector.features, passing), before):

@@ -12,27 +12,27 @@ from tcm.foundation.processes import Processes
 LOG_SECONDS = 10.0
 
 Batches = Iterable[Tensor]
-Watch = Callable[[Batches, int | None, str], Iterator[Tensor]]
+Counter = Callable[[Batches, int | None, str], Iterator[Tensor]]
 """Yields batches unchanged and shows how many images of a total (None if unknown) have passed, under a name."""
 
 
-def unwatched(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
+def uncounted(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
     """Show nothing."""
     yield from batches
 
 
-def watched(processes: Processes, console: Console | None = None, every: float = LOG_SECONDS) -> Watch:
+def counter(processes: Processes, console: Console | None = None, every: float = LOG_SECONDS) -> Counter:
     """Show the passes of the first process on stderr, in the way that fits where stderr goes."""
     console = console or Console(stderr=True)
 
-    def watch(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
+    def count(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
         if not processes.first:
-            return unwatched(batches, total, text)
+            return uncounted(batches, total, text)
         return (
             _bar(batches, total, text, console) if console.is_terminal else _lines(batches, total, text, console, every)
         )
 
-    return watch
+    return count
 
 
 def _bar(batches: Batches, total: int | None, text: str, console: Console) -> Iterator[Tensor]:

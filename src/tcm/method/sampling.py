@@ -132,7 +132,6 @@ class ConsistencySampler(Sampler):
             raise TcmError(f"second_time={self.second_time:g} must be above 0")
 
     def times(self, f: Denoiser, steps: int) -> list[float]:
-        """The times of `steps` steps."""
         return consistency_times(steps, f.t_max, max(self.second_time, f.t_min))
 
     def run(

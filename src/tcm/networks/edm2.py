@@ -217,7 +217,6 @@ class Block(nn.Module):
         self.attention = Attention(width, heads) if plan.attention and heads else None
 
     def forward(self, x: Tensor, emb: Tensor, masks: Masks | None) -> Tensor:
-        """The block's output."""
         x = resample(x, self.resample)
         if self.normalises:
             x = normalize(x if self.skip is None else self.skip(x), dims=(1,))

@@ -138,7 +138,6 @@ class Scaling:
 
     @property
     def seconds(self) -> float:
-        """Of a whole step."""
         return self.compute_seconds + self.exchange_seconds
 
     @property

@@ -70,19 +70,19 @@ class Recipe(Setting):
     seed: int = Field(default=0, ge=0, description="seed of all randomness")
     data: DataSpec = Field(description="the images")
     image_shape: tuple[Count, Count, Count] | None = Field(
-        default=None, description="[channels, height, width] that the data must have; unset: as the data has"
+        default=None, description="[channels, height, width] that the data must have; unset: whatever the data has"
     )
     classes: Count | None = Field(
-        default=None, description="number of classes that the data must have; unset: as the data has"
+        default=None, description="number of classes that the data must have; unset: whatever the data has"
     )
     condition: AnyCondition | None = Field(
         default=None,
         description="what the data must be annotated with, if not with classes: a table with its kind, such as "
-        "module:Class, and fields; unset: as the data is",
+        "module:Class, and fields; unset: whatever the data has",
     )
     adapts: bool = Field(
         default=False,
-        description="whether image_shape, classes and sigma_data become those of the data that a run is given",
+        description="whether to take image_shape, classes and sigma_data from the run's data",
     )
     stages: dict[str, AnyStage] = Field(min_length=1, description="the stages, in order, each under its name")
     second_time: float = Field(
@@ -262,15 +262,16 @@ def _check_whole(recipe: Recipe) -> None:
     for name in recipe.stages:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RESERVED_NAMES | set(Recipe.model_fields):
             raise TcmError(
-                f"{name!r} is not allowed as the name of a stage; use another one of lower-case letters, digits, - "
-                "and _"
+                f"{name!r} is not a valid stage name; use lower-case letters, digits, - and _, and no reserved word"
             )
     if recipe.classes is not None and recipe.condition is not None:
         raise TcmError(f"classes={recipe.classes} and condition={recipe.condition} cannot both be given; give one")
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):
-        raise TcmError(f"uncertainty={recipe.uncertainty} needs a diffusion stage to learn it; add one or set it to 0")
+        raise TcmError(
+            f"uncertainty={recipe.uncertainty} needs a stage that learns it, such as diffusion; add one or set it to 0"
+        )
 
 
 def _check_turns(recipe: Recipe, name: str) -> None:

@@ -103,7 +103,7 @@ def trade_off(runs: Sequence[ObservedRun]) -> str:
             "above the others; right of it, up to the pure noise where images are made, it should fall below them."
         )
     else:
-        sentence = "How far denoised data are from the data at each noise level: the right end is generation."
+        sentence = "How far denoised data is from the data at each noise level: the right end is generation."
     return section("The trade-off", sentence, _pairs(drawn, times))
 
 

@@ -90,7 +90,7 @@ def denoising(results: StudyResults) -> str:
     svg = figures.over_times(lines, metric)
     caption = f"{metric} at t: data with noise of level t, denoised in one evaluation, against the data."
     sentence = (
-        "How far denoised data are from the data at each noise level; the right end is generation. A truncated model "
+        "How far denoised data is from the data at each noise level; the right end is generation. A truncated model "
         "may forget how to denoise below its t′."
     )
     drawn = figure(svg, "Denoising distance over noise levels for each variant", caption)

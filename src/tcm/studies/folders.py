@@ -14,9 +14,9 @@ from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
+from tcm.studies.common_stages import SharedStage, stage_key
 from tcm.studies.resolve import resolve_study, study_to_toml
 from tcm.studies.schema import Study, Variant
-from tcm.studies.sharing import SharedStage, stage_key
 from tcm.weights import ELSEWHERE_FILE
 
 STUDY_FILE = "study.toml"

@@ -27,13 +27,13 @@ from tcm.report.html import (
 )
 from tcm.report.page import whole_page
 from tcm.studies import figures
+from tcm.studies.common_stages import with_needed
 from tcm.studies.courses import denoising, gradients, over_training
 from tcm.studies.folders import STUDY_FILE
 from tcm.studies.markdown import render_markdown
 from tcm.studies.measuring import Subject, load_subject, sampling_steps
 from tcm.studies.resolve import shipped_studies, study_to_toml
 from tcm.studies.results import StudyResults, Trial
-from tcm.studies.sharing import with_needed
 from tcm.studies.words import (
     Table,
     by_kind,

@@ -176,7 +176,7 @@ class StudyProgress:
             self.say(f"{job}: done in {duration(took)}; {self.ledger.summary()}")
 
     def fail(self, job: str, error: str) -> None:
-        """A job has failed; the others go on."""
+        """A job has failed; the others continue."""
         self.ledger.fail(job)
         self._remove(job)
         self.say(f"{job}: failed: {error}; {self.ledger.summary()}")

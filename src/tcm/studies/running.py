@@ -14,6 +14,7 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
+from tcm.studies.common_stages import SharedStage, shared_stages, stage_key, stages_to_train
 from tcm.studies.folders import (
     MEASURED_FILE,
     MEASURING,
@@ -27,7 +28,6 @@ from tcm.studies.folders import (
 from tcm.studies.progress import FromJob, Ledger, StudyProgress, Task, shown
 from tcm.studies.resolve import key_of, variants_of
 from tcm.studies.schema import Study, Variant
-from tcm.studies.sharing import SharedStage, shared_stages, stage_key, stages_to_train
 from tcm.training.adapting import adapted
 from tcm.training.data_provenance import is_noted
 from tcm.training.run import Run
@@ -83,7 +83,7 @@ def run_study(
     part: Part | None = None,
     device: str = "cpu",
 ) -> Outcome:
-    """Train and measure all variants with all seeds, or a part of them; called again, it resumes.
+    """Train and measure all variants with all seeds, or a part of them; run it again to resume.
 
     `device` is a kind of device: worker k takes the k-th accelerator, or one thread of the CPU. One worker alone takes
     all threads.

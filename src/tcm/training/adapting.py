@@ -1,4 +1,4 @@
-"""A recipe and its data: one for other data than it was written for takes their shape, classes and sigma_data."""
+"""A recipe and its data: one for other data than it was written for takes its shape, classes and sigma_data."""
 
 import tomllib
 from collections.abc import Set

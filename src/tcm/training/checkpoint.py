@@ -50,7 +50,7 @@ class Position(LearnerPosition):
     curves: dict[float, list[tuple[int, float]]] = {}
     """The distances that were measured so far: what `until_flat` goes by."""
     data: dict[str, JsonValue] | None = None
-    """The position in the stream that the data come from; data sets by index need none."""
+    """The position in the stream that the data comes from; indexed data sets need none."""
 
 
 @dataclass(frozen=True)

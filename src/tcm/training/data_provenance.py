@@ -20,7 +20,7 @@ from tcm.weights.model import CONFIG_FILE, ModelCard, read_card
 
 DATA_FILE = "data.txt"
 A_MOMENT = 0.5
-"""Seconds in which small data are hashed, so that their models are written once, with all that belongs to them."""
+"""Seconds in which small data is hashed, so that its models are written once, with all that belongs to them."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ SIGMA_FACTOR = 1.5
 """A sigma_data further from the data's deviation than this factor scales the network's inputs badly."""
 SPANS = 3
 """Spans of 1/(1 - decay) steps that an average needs, until its first weights no longer count: e^-3 is 5 %."""
-FLAT = 0.3
-"""Samples that vary less than this share of what the data does are flat; a model that has learned gives 0.8 or more."""
+FEATURELESS = 0.3
+"""Samples that vary less than this share of the data's variation are featureless; trained models give 0.8 or more."""
 
 WARNING, FEATURELESS_EVENT, COLLAPSE_EVENT = "warning", "featureless", "collapse"
 
@@ -93,7 +93,7 @@ class Variation:
 
 
 def featurelessness(samples: Variation, data: Variation) -> str | None:
-    """What is wrong with samples that hardly vary although the data do; None if nothing is.
+    """What is wrong with samples that hardly vary although the data does; None if nothing is.
 
     >>> featurelessness(Variation(0.05, 0.4), Variation(0.6, 0.5))
     'the samples differ from each other by 0.05, the data by 0.6: this stage has not learned; train it longer'
@@ -102,7 +102,7 @@ def featurelessness(samples: Variation, data: Variation) -> str | None:
         ("differ from each other by", samples.spread, data.spread),
         ("are flat: their pixels differ by", samples.contrast, data.contrast),
     ):
-        if own < FLAT * of_data:
+        if own < FEATURELESS * of_data:
             return (
                 f"the samples {what} {own:.2g}, the data by {of_data:.2g}: this stage has not learned; train it longer"
             )

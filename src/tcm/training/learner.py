@@ -33,7 +33,6 @@ class LossModule(nn.Module):
         self.objective, self.models, self.role = objective, models, role
 
     def forward(self, batch: Batch, step: int, streams: SampleStreams) -> Losses:
-        """The objective's losses."""
         return self.objective.loss(self.models, batch, step, streams, self.role)
 
 
@@ -73,7 +72,6 @@ class Learner:
         return "" if self.role == "student" else f"{self.role}."
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate at a step."""
         return self.settings.rate(step, self.schedule_offset)
 
     def iteration(self, step: int) -> int:

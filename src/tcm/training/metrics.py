@@ -87,11 +87,9 @@ class MetricsFile:
         self._file = self._path.open("a", buffering=1)
 
     def write(self, values: dict[str, Any]) -> None:
-        """Append a line."""
         self._file.write(json.dumps(values) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -34,7 +34,7 @@ class Resumption:
     said: tuple[str, ...] = ()
     """The changes, in words."""
     moved: Change | None = None
-    """The data have another path, and must be checked to be the same."""
+    """The data has another path, and must be checked to be the same."""
     extended: Mapping[str, int] = field(default_factory=dict)
     """The finished stages that are trained further, and the steps they have had."""
     redone: tuple[str, ...] = ()
@@ -94,11 +94,11 @@ def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
 
 
 def check_same_data(change: Change, data: Dataset | Stream, run: Path, models: Iterable[Path]) -> None:
-    """Refuse data at another path unless they are what the run was trained on so far."""
+    """Refuse data at another path unless it is what the run was trained on so far."""
     noted = noted_data(run, models)
     if noted is None:
         raise TcmError(
-            f"{run} has not noted what its data are, so those of the new path cannot be compared ({change.text}); "
+            f"{run} has no record of its data, so the data at the new path cannot be checked ({change.text}); "
             "move the data back, or use another --run"
         )
     if noted != (data.identity if isinstance(data, Stream) else hash_of(data)):

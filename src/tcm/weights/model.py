@@ -247,9 +247,10 @@ class Model:
         if labels is not None and given is not None:
             raise TcmError(f"labels={labels} and a condition cannot both be given; give one of them")
         if kind is None:
-            if labels is not None or given is not None:
-                what = "a condition was" if labels is None else f"labels={labels} were"
-                raise TcmError(f"{what} given, but this model is unconditional; leave it out")
+            if labels is not None:
+                raise TcmError(f"labels={labels!r} given, but this model is unconditional; leave labels out")
+            if given is not None:
+                raise TcmError("condition given, but this model is unconditional; leave condition out")
             return None
         if given is None:
             return kind.draw(seeds) if labels is None else kind.choose(labels, len(seeds))

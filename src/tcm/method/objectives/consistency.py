@@ -27,7 +27,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not self.guidance >= 0:
-            raise TcmError(f"guidance={self.guidance:g} steers away from the condition; use at least 1 (1 is none)")
+            raise TcmError(f"guidance={self.guidance:g} must be at least 0; 1 means no guidance")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,6 @@ class Consistency(Objective):
         return Losses(total, {"consistency": total.detach()}, weighted.detach(), draw.t)
 
     def schedule(self, step: int) -> dict[str, float]:
-        """What the pairs change."""
         return self.pairs.curriculum.schedule(step)
 
     def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:

@@ -73,7 +73,6 @@ class TruncatedConsistency(Objective):
         return batch.index < self.boundary_count(batch.B)
 
     def schedule(self, step: int) -> dict[str, float]:
-        """What the pairs change."""
         return self.pairs.curriculum.schedule(step)
 
     def comparing_by(self, change: Callable[[Distance], Distance]) -> Self:

@@ -52,11 +52,11 @@ class Setting(Spec):
     t_max: HighestTime = Field(default=80.0, description="highest noise level T, where sampling begins")
     preconditioning: AnyPreconditioning = Field(
         default=USUAL,
-        description="how f is made of the network: EDM's way, or CM's, where f is the identity at epsilon",
+        description="how f is built from the network: as in EDM, or as in CM, where f(x, ε) = x",
     )
     conditional: bool = Field(
         default=False,
-        description="whether the network is given the classes of the images, or what else they are annotated with",
+        description="whether the network is conditioned on the images' classes or other annotations",
     )
     uncertainty: int = Field(
         default=0, ge=0, description="channels of EDM2's learned uncertainty in diffusion stages; 0: none"

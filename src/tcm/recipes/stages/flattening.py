@@ -22,5 +22,5 @@ def is_flat(curve: Curve) -> bool:
     if not curve:
         return False
     step, distance = curve[-1]
-    before = [earlier for at, earlier in curve if at <= LOOK_BACK * step]
+    before = [earlier for earlier_step, earlier in curve if earlier_step <= LOOK_BACK * step]
     return bool(before) and distance > (1 - FALL) * before[-1]

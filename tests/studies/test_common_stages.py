@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
+from tcm.studies.common_stages import shared_stages, stage_key, stages_to_train
 from tcm.studies.resolve import resolve_study, variants_of
 from tcm.studies.running import Part
 from tcm.studies.schema import Variant
-from tcm.studies.sharing import shared_stages, stage_key, stages_to_train
 
 DEMO = resolve("demo")
 
