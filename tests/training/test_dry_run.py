@@ -96,4 +96,4 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 
 def test_the_options_of_a_dry_run_need_one(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", "digits", "--full", "--run", str(tmp_path / "run")])
-    assert "give --dry-run too" in str(result.exception)
+    assert "add --dry-run" in str(result.exception)
