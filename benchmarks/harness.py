@@ -134,7 +134,7 @@ def write_page() -> None:
     results = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
     rows = [(name, Row(**row)) for name, found in results.items() for row in found["rows"] if row["goal"]]
     goals = [replace(row, what=f"`{name}`: {row.what}") for name, row in rows]
-    parts = [BEGIN, "### All that has a goal\n", "| | median | lowest to highest | goal |\n|---|---:|---:|---|"]
+    parts = [BEGIN, "### Everything with a target\n", "| | median | lowest to highest | goal |\n|---|---:|---:|---|"]
     parts[-1] += "".join("\n" + _line(row) for row in goals) + "\n"
     for name, found in results.items():
         parts.append(f"### `{name}`: {found['title']}\n\n{_conditions(found)}\n")
