@@ -119,19 +119,30 @@ def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatc
 
 @pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="half a minute; TCM_SLOW=1 runs it")
 def test_torchrun_restarts_a_killed_process(tmp_path: Path, finished: Path) -> None:
-    run = tmp_path / "run"
+    """In torch 2.13 processes that torchrun starts again sometimes fail to find each other in gloo, or wait forever, in
+    a script of ten lines without tcm too: then it is tried again."""
+    attempts = (restarted_by_torchrun(tmp_path / f"attempt-{number}") for number in range(4))
+    text = next((text for text in attempts if text is not None), "torchrun failed four times")
+    assert "resuming from step" in text
+    (run,) = (path.parent for path in tmp_path.glob("attempt-*/run/2-truncated/model"))
+    for folder in FOLDERS:
+        assert losses(run.parent / folder) == pytest.approx(losses(finished / folder), rel=1e-4)
+
+
+def restarted_by_torchrun(folder: Path, patience: float = 90) -> str | None:
+    """The output of two processes of which one was killed once; None if they did not find each other again."""
+    folder.mkdir()
     words = ["--nproc-per-node", "2", "--max-restarts", "2", "-m", "--", "tcm", "train", "digits", *tiny()]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, "--run", str(run)]
-    with (
-        (tmp_path / "output.txt").open("w") as output,
-        subprocess.Popen(command, stdout=output, stderr=output) as torchrun,
-    ):
-        while not (run / FOLDERS[0] / "state" / "step-8").exists():
-            assert torchrun.poll() is None, (tmp_path / "output.txt").read_text()
+    command = [sys.executable, "-m", "torch.distributed.run", *words, "--run", str(folder / "run")]
+    log = folder / "output.txt"
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as torchrun:
+        while not (folder / "run" / FOLDERS[0] / "state" / "step-8").exists():
+            assert torchrun.poll() is None, log.read_text()
             time.sleep(0.05)
         children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
-        assert torchrun.wait() == 0, (tmp_path / "output.txt").read_text()
-    assert "resuming from step" in (tmp_path / "output.txt").read_text()
-    for folder in FOLDERS:
-        assert losses(run / folder) == pytest.approx(losses(finished / folder), rel=1e-4)
+        try:
+            return log.read_text() if torchrun.wait(patience) == 0 else None
+        except subprocess.TimeoutExpired:
+            torchrun.terminate()
+            return None
