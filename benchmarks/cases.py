@@ -12,8 +12,9 @@ from tcm.data.loader import Batches, LoadedBatch
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import ConditionKind
 from tcm.method.preconditioning import Denoiser
+from tcm.recipes.lineage import condition_of, network_of, roles_of
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe, condition_of, network_of, roles_of
+from tcm.recipes.schema import Recipe
 from tcm.training.metrics import time_bins
 from tcm.training.trainer import Trainer
 

@@ -20,8 +20,9 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams, derive_seed
 from tcm.method.objectives import Batch
 from tcm.method.solvers import euler
+from tcm.recipes.lineage import roles_of
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import Recipe, roles_of
+from tcm.recipes.schema import Recipe
 from tcm.report.records import read_run
 from tcm.training.run import Run
 from tcm.weights import Model

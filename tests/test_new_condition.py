@@ -32,8 +32,9 @@ from tcm.foundation.signals import StopRequest
 from tcm.method.conditions import Condition
 from tcm.networks.cost import network_cost
 from tcm.recipes.estimates import estimate
+from tcm.recipes.lineage import roles_of
 from tcm.recipes.resolve import resolve, to_toml
-from tcm.recipes.schema import Recipe, roles_of
+from tcm.recipes.schema import Recipe
 from tcm.report.drawing import observe_run
 from tcm.report.headline import headline_rows
 from tcm.report.records import read_run

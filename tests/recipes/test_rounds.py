@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from tcm.cli.main import app
 from tcm.foundation.errors import TcmError
+from tcm.recipes.lineage import offset_of, roles_of, source_stage
 from tcm.recipes.resolve import differences, resolve, to_toml
-from tcm.recipes.schema import Recipe, offset_of, roles_of, source_stage
+from tcm.recipes.schema import Recipe
 from tcm.recipes.tables import toml_value
 
 STAGE: dict[str, Any] = {

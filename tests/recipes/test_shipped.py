@@ -9,8 +9,8 @@ from tcm.method.objectives import Consistency, Diffusion, Distillation, Pairs, T
 from tcm.method.solvers import heun
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.recipes.estimates import estimate
+from tcm.recipes.lineage import network_of, offset_of
 from tcm.recipes.resolve import resolve, shipped
-from tcm.recipes.schema import network_of, offset_of
 
 CIFAR10 = Pairs(Curriculum(2, 25_000, 0.999, 8), PseudoHuber(1e-8), inverse_delta)
 CIFAR10_HELD = Pairs(Curriculum(d=0, limit=0.999), PseudoHuber(1e-8), inverse_delta)

@@ -16,7 +16,8 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.signals import StopRequest
 from tcm.method.objectives import Objective
-from tcm.recipes.schema import Recipe, roles_of
+from tcm.recipes.lineage import roles_of
+from tcm.recipes.schema import Recipe
 from tcm.training.checkpoint import Checkpoints
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.run import Run, RunOptions

@@ -8,8 +8,8 @@ import torch
 from inprocess import begin, train, unchanged
 from launching import lines, tiny_recipe
 
+from tcm.recipes.lineage import offset_of
 from tcm.recipes.resolve import resolve
-from tcm.recipes.schema import offset_of
 from tcm.recipes.stages import Stage
 from tcm.recipes.stages.diffusion import DiffusionStage
 from tcm.training.optimizers import build_optimizer

@@ -9,7 +9,7 @@ from tcm.data import open_dataset
 from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import Classes
-from tcm.recipes.schema import roles_of
+from tcm.recipes.lineage import roles_of
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
 from tcm.training.trainer import StepRecord, Trainer

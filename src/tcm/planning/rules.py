@@ -12,7 +12,7 @@ from typing import Any
 from tcm.method.conditions import ConditionKind
 from tcm.networks import DDPMppConfig, NetworkConfig, networks
 from tcm.planning.look import Look
-from tcm.recipes.schema import condition_keys
+from tcm.recipes.lineage import condition_keys
 
 DDPMPP = "ddpmpp"
 SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}

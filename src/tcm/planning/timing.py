@@ -4,7 +4,8 @@ import time
 
 from tcm.data import Batches, Dataset
 from tcm.foundation.processes import Processes
-from tcm.recipes.schema import Recipe, roles_of
+from tcm.recipes.lineage import roles_of
+from tcm.recipes.schema import Recipe
 from tcm.training.metrics import time_bins
 from tcm.training.stage_models import card_of
 from tcm.training.trainer import Trainer

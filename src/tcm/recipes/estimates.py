@@ -7,7 +7,8 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
 from tcm.networks.cost import NetworkCost, network_cost
-from tcm.recipes.schema import Recipe, condition_of, network_of
+from tcm.recipes.lineage import condition_of, network_of
+from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role, Rows, Stage
 
 GRADIENT_PASS, TANGENT_PASS = 3, 2

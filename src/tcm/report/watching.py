@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tcm.recipes.decided import noted_decision
-from tcm.recipes.schema import watching_roles
+from tcm.recipes.lineage import watching_roles
 from tcm.report import figures
 from tcm.report.drawing import ObservedRun
 from tcm.report.html import figure, section, side_by_side

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tcm.recipes.changes import resume_rules
-from tcm.recipes.schema import Recipe, roles_of, source_stage, watched_times, watching_roles
+from tcm.recipes.lineage import roles_of, source_stage, watched_times, watching_roles
+from tcm.recipes.schema import Recipe
 from tcm.studies.schema import Study, Variant
 from tcm.training.stage_models import needed_stages
 

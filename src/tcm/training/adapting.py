@@ -9,8 +9,9 @@ from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
+from tcm.recipes.lineage import condition_keys, condition_of
 from tcm.recipes.resolve import recipe_of, to_toml
-from tcm.recipes.schema import Recipe, condition_keys, condition_of
+from tcm.recipes.schema import Recipe
 
 SAMPLE = 2000
 """Images that sigma_data is measured on."""

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from tcm.recipes.decided import note_decision
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.schema import Recipe, roles_of, source_stage
+from tcm.recipes.lineage import roles_of, source_stage
+from tcm.recipes.schema import Recipe
 from tcm.training.metrics import read_metrics
 from tcm.training.watching import read_curves
 

@@ -22,8 +22,7 @@ from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.recipes.decided import noted_decision, settled
 from tcm.recipes.folders import stage_folders
-from tcm.recipes.schema import (
-    Recipe,
+from tcm.recipes.lineage import (
     condition_of,
     offset_of,
     roles_of,
@@ -32,6 +31,7 @@ from tcm.recipes.schema import (
     watched_times,
     watching_roles,
 )
+from tcm.recipes.schema import Recipe
 from tcm.training.adapting import check_data
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.data_provenance import notes_of_data

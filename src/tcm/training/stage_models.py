@@ -12,7 +12,8 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.recipes.schema import Recipe, network_of, roles_of, source_stage, trained_roles
+from tcm.recipes.lineage import network_of, roles_of, source_stage, trained_roles
+from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, inspect, load
 from tcm.weights.tensors import check_tensors
