@@ -191,8 +191,8 @@ class Denoiser(nn.Module):
         """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""
         x = x.float()
         # One copy to the device for all that is computed from t.
-        made = self.preconditioning
-        scales = torch.stack([c(t, self.sigma_data) for c in (made.c_in, made.c_skip, made.c_out, made.c_noise)])
+        c = self.preconditioning
+        scales = torch.stack([c_i(t, self.sigma_data) for c_i in (c.c_in, c.c_skip, c.c_out, c.c_noise)])
         scale_in, scale_skip, scale_out, noise = to_device(scales.to(x.dtype), x.device)[..., None, None, None]
         F_x = self.network(scale_in * x, noise.flatten(), condition, masks).float()
         return scale_skip * x + scale_out * F_x
