@@ -1,9 +1,9 @@
 """When to truncate, and where: `until-flat` and `auto` against fixed choices, on the digits, at equal cost.
 
 `python -m benchmarks.truncating FOLDER [SEEDS]`: about half an hour on two idle cores for the five seeds of
-docs/training.md (`0,1,2,3,4`). Stages 1 and 2 have 900 steps together: what stage 1 does not use, stage 2 gets. Training
-times of stage 2 are in units of t' in all variants. Runs and scores are kept in FOLDER, so it can be stopped and
-started again.
+docs/training.md (`0,1,2,3,4`). Stages 1 and 2 have 900 steps together: what stage 1 does not use, stage 2 gets.
+Training times of stage 2 are in units of t' in all variants. Runs and scores are kept in FOLDER, so it can be stopped
+and started again.
 """
 
 import json
