@@ -91,6 +91,7 @@ def test_stages() -> None:
         "digits": three,
         "fashion-mnist": three,
         "cifar10-small": three,
+        "cifar10-16": ["diffusion", "consistency", "continued", "truncated"],
         "cifar10": two,
         "imagenet64-s": two,
         "imagenet64-xl": ["truncated"],
@@ -99,7 +100,7 @@ def test_stages() -> None:
 
 
 def test_small_recipes_distil_from_stage_0() -> None:
-    for name in ("digits", "fashion-mnist", "cifar10-small"):
+    for name in ("digits", "fashion-mnist", "cifar10-small", "cifar10-16"):
         recipe = resolve(name)
         assert recipe.stages["diffusion"].init == "scratch"
         objective = recipe.stages["consistency"].build(recipe)
