@@ -14,8 +14,8 @@ def small_model(
     network: NetworkConfig, condition: ConditionKind | None = None, channels: int = 3, **card: object
 ) -> tcm.Model:
     """An untrained model of 8 × 8 images whose every weight counts."""
-    fields = {"kind": "truncated", "t_min": 1.0} | card
-    model = tcm.Model.fresh(tcm.ModelCard(network=network, condition=condition, image_shape=(channels, 8, 8), **fields))
+    fields = {"kind": "truncated", "t_min": 1.0, "image_shape": (channels, 8, 8)} | card
+    model = tcm.Model.fresh(tcm.ModelCard(network=network, condition=condition, **fields))
     with torch.no_grad():
         for parameter in model.denoiser.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
