@@ -125,6 +125,17 @@ def export_diffusers(model: Model, out: Path) -> float:
         return _difference(folder, module, Model(copy.deepcopy(model.denoiser).cpu(), model.card))
 
 
+def exports_to_diffusers(model: Model) -> bool:
+    """Whether `export_diffusers` can write this model."""
+    try:
+        _checked(model.card)
+        _second_time(model)
+        class_count(model.card.condition)
+    except TcmError:
+        return False
+    return model.card.network.builds_from_values
+
+
 def network_source(model: Model) -> str:
     """The source of the pipeline's `unet`, as one module that needs torch and diffusers alone."""
     from tcm.weights.diffusers_unet import ConsistencyUNet
