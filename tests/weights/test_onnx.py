@@ -45,14 +45,17 @@ def test_an_edm2_with_classes_in_fp16(tmp_path: Path) -> None:
     assert metadata(f.path)["precision"] == "fp16"
 
 
+TEXTS = Texts(100)  # a weight of more than 1 kB
+
+
 @pytest.fixture(scope="module")
 def text_model() -> tcm.Model:
-    return small_model(TextConfig(), Texts(3), channels=6)  # a weight of more than 1 kB
+    return small_model(TextConfig(), TEXTS)
 
 
 def test_text_embeddings_are_inputs(text_model: tcm.Model, tmp_path: Path) -> None:
     f, one, _ = export_onnx(text_model, tmp_path / "out")
-    texts = Texts(3).spread(4)
+    texts = TEXTS.spread(4)
     assert {"tokens", "mask"} == set(condition_inputs(texts))
     assert largest_difference(f.path, text_model, 4, texts) < 1e-5
     assert largest_difference(f.path, text_model, 4, texts.null()) < 1e-5
@@ -66,11 +69,16 @@ def test_weights_that_one_file_cannot_hold(
     f, *_ = export_onnx(text_model, tmp_path / "out")
     assert (tmp_path / "out" / "f.onnx.data").is_file()
     assert f.bytes == f.path.stat().st_size + (tmp_path / "out" / "f.onnx.data").stat().st_size
-    assert largest_difference(f.path, text_model, 2, Texts(3).spread(2)) < 1e-5
+    assert largest_difference(f.path, text_model, 2, TEXTS.spread(2)) < 1e-5
 
 
 def test_a_diffusion_model_has_no_sampler_in_a_graph(tmp_path: Path) -> None:
-    model = small_model(TextConfig(), Texts(3), kind="diffusion", sampler=tcm.HeunSampler(), t_min=0.002)
+    model = small_model(TextConfig(), TEXTS, kind="diffusion", sampler=tcm.HeunSampler(), t_min=0.002)
+    assert [file.path.name for file in export_onnx(model, tmp_path / "out")] == ["f.onnx"]
+
+
+def test_latents_have_no_sampler_in_a_graph(tmp_path: Path) -> None:
+    model = small_model(TextConfig(), TEXTS, channels=4)
     assert [file.path.name for file in export_onnx(model, tmp_path / "out")] == ["f.onnx"]
 
 
@@ -89,7 +97,7 @@ def test_a_file_that_differs_is_refused(text_model: tcm.Model, tmp_path: Path, m
 
 
 def test_a_network_that_fixes_its_batch_is_refused(tmp_path: Path) -> None:
-    model = small_model(TextConfig(frozen_batch=True), Texts(3))
+    model = small_model(TextConfig(frozen_batch=True), TEXTS)
     with pytest.raises(TcmError, match=r"fixes the number of its images to 2; in its network use x.shape\[0\]"):
         export_onnx(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
