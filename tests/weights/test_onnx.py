@@ -16,6 +16,8 @@ from tcm.weights import onnx_export
 from tcm.weights.onnx_export import export_onnx
 from tcm.weights.onnx_graphs import condition_inputs
 
+pytestmark = pytest.mark.long
+
 
 def test_a_ddpmpp_without_classes(tmp_path: Path) -> None:
     model = small_model(tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=(8,)))
