@@ -1,0 +1,42 @@
+// The network in a worker of its own, so that the page reacts while it computes.
+
+/** Start the worker with what the page holds; returns `f(x, t, classes)` for batches of images of this shape. */
+export async function startEngine(shape) {
+  const [code, wasm, graph] = await Promise.all(["runtime", "wasm", "graph"].map(embedded));
+  const source = new Blob([document.getElementById("worker").textContent], { type: "text/javascript" });
+  const worker = new Worker(URL.createObjectURL(source)); // Chromium starts no module worker from a file
+  const waiting = new Map();
+  let asked = 0;
+
+  worker.onmessage = ({ data: { id, x, error } }) => {
+    const { resolve, reject } = waiting.get(id);
+    waiting.delete(id);
+    if (error) reject(new Error(error));
+    else resolve(x);
+  };
+
+  worker.onerror = ({ message }) => {
+    waiting.forEach(({ reject }) => reject(new Error(message || "the worker does not start")));
+    waiting.clear();
+  };
+
+  function ask(message, transferred) {
+    return new Promise((resolve, reject) => {
+      waiting.set(asked, { resolve, reject });
+      worker.postMessage({ id: asked++, ...message }, transferred);
+    });
+  }
+
+  await ask({ start: { code, wasm, graph } }, [code, wasm, graph]);
+  const size = shape.reduce((product, side) => product * side, 1);
+  return (x, t, classes) => ask({ batch: { x, shape: [x.length / size, ...shape], t, classes } }, []);
+}
+
+/** What the page holds under a name, compressed and as text. */
+async function embedded(name) {
+  const element = document.getElementById(name);
+  const bytes = Uint8Array.from(atob(element.textContent), (character) => character.charCodeAt(0));
+  element.remove();
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
+}
