@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import ClassMix, Classes, Condition, ConditionKind, Labels
+from tcm.method.conditions import Classes, ClassMix, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.unet_arguments import checked

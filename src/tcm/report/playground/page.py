@@ -47,8 +47,8 @@ def playground(model: Model, name: str, command: str, runtime: Runtime) -> str:
     graph = browser_graph(model)
     if len(graph) > MOST_BYTES:
         raise TcmError(
-            f"the model has {len(graph) / 1e6:,.0f} MB, more than the {MOST_BYTES / 1e6:,.0f} MB that a browser takes as "
-            "one page; give a smaller model"
+            f"the model has {len(graph) / 1e6:,.0f} MB, more than the {MOST_BYTES / 1e6:,.0f} MB that a browser takes "
+            "as one page; give a smaller model"
         )
     parts = {
         "title": escape(name),
@@ -70,8 +70,8 @@ def check_playable(card: ModelCard) -> None:
     """Refuse a model that the page's scripts cannot sample."""
     if not isinstance(card.sampler, ConsistencySampler):
         raise TcmError(
-            f"sampler={card.sampler.kind}: a page generates with consistency models, in one or two evaluations; give the "
-            "model of a consistency or truncated stage"
+            f"sampler={card.sampler.kind}: a page generates with consistency models, in one or two evaluations; give "
+            "the model of a consistency or truncated stage"
         )
     if not isinstance(card.condition, Classes | None):
         raise TcmError(

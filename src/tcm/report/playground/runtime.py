@@ -1,4 +1,4 @@
-"""The library that runs ONNX graphs in browsers, onnxruntime-web (MIT): found, or fetched with npm, verified and kept."""
+"""The library that runs ONNX graphs in browsers, npm's onnxruntime-web (MIT): fetched, verified and kept."""
 
 import hashlib
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ def _fetch(aside: Path, folder: Path) -> None:
         unpack(npm_pack(PACKAGE, PACKAGE_BYTES, aside), aside, list(SUMS))
     except TcmError as error:
         raise TcmError(
-            f"{PACKAGE} could not be fetched ({error}); get it with `npm pack {PACKAGE}` where npm works, unpack it, and "
-            "pass the folder as --runtime"
+            f"{PACKAGE} could not be fetched ({error}); get it with `npm pack {PACKAGE}` where npm works, unpack it, "
+            "and pass the folder as --runtime"
         ) from error
     for name, expected in SUMS.items():
         _verify(aside / name, expected)
