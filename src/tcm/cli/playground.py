@@ -27,7 +27,8 @@ def playground(
     loaded = load(found)
     check_playable(loaded.card)
     library = fetched_runtime() if runtime is None else runtime_in(runtime)
-    size = write_playground(loaded, name_of(found), found, library, out)
+    shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
+    size = write_playground(loaded, name_of(found), shown, library, out)
     Console().print(f"{out} ({megabytes(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -10,7 +10,6 @@ export function classField(model, store) {
   const [buttons, weights, list] = ["class-buttons", "class-weights", "class-list"].map((id) => document.getElementById(id));
   const several = document.getElementById("class-mix");
   const all = model.classes.length <= MOST_BUTTONS;
-  several.checked = store.get().mix.size > 1;
 
   function choose(index) {
     const { mix } = store.get();
@@ -68,6 +67,7 @@ export function classField(model, store) {
     if (!several.checked && store.get().mix.size > 1) store.set({ mix: new Map([first]) });
   });
   function show() {
+    if (store.get().mix.size > 1) several.checked = true; // a link may say so
     showButtons();
     showWeights();
   }

@@ -104,10 +104,10 @@ function shortcuts(slider) {
   });
 }
 
-main().catch((error) => {
+addEventListener("unhandledrejection", ({ reason }) => {
   const problem = document.getElementById("problem");
   problem.hidden = false;
-  problem.textContent = `The model does not run in this browser: ${error.message}`;
+  problem.textContent = `The model does not run in this browser: ${reason.message}`;
   document.body.dataset.state = "failed";
-  console.error(error);
 });
+main();

@@ -5,11 +5,14 @@ export function latestOnly(work) {
   let running = null;
   let again = false;
   async function run() {
-    do {
-      again = false;
-      await work();
-    } while (again);
-    running = null;
+    try {
+      do {
+        again = false;
+        await work();
+      } while (again);
+    } finally {
+      running = null;
+    }
   }
   return () => {
     again = true;

@@ -19,30 +19,23 @@ export function sliderPart(model, f, store) {
   let playing = false;
 
   /** Pixels of the images at some positions between the two noises, from 0 to 1. */
-  async function along(positions) {
+  async function imagesAt(positions) {
     const seeds = ends.map((end) => Number(end.value));
-    const noises = (step) => seeds.map((seed) => normal(seed, step, model.size));
-    const [from, to] = noises(0);
-    const first = new Float32Array(positions.length * model.size);
-    const second = new Float32Array(positions.length * model.size);
-    const last = store.get().steps === 2 ? noises(1)[0] : null;
-    positions.forEach((position, i) => {
-      first.set(between(from, to, position), i * model.size);
-      if (last) second.set(last, i * model.size);
-    });
+    const noises = timesOf(model, store.get()).map((_, step) => seeds.map((seed) => normal(seed, step, model.size)));
+    const along = noises.map(([from, to]) => noisesAlong(from, to, positions));
     const classes = classesAlong(model, store.get().mix, seeds, positions);
-    return toPixels(await consistencySteps(f, timesOf(model, store.get()), (step) => (step ? second : first), classes));
+    return toPixels(await consistencySteps(f, timesOf(model, store.get()), (step) => along[step], classes));
   }
 
   const show = latestOnly(async () => {
-    const pixels = await along([slider.value / slider.max]);
+    const pixels = await imagesAt([slider.value / slider.max]);
     draw(canvas, pixels, model.shape);
     const frames = counted();
     if (playing && frames) rate.textContent = `${Math.round(frames)} frames/s`;
   });
 
   const showStrip = latestOnly(async () => {
-    const pixels = await along(stops.map((_, i) => i / (STOPS - 1)));
+    const pixels = await imagesAt(stops.map((_, i) => i / (STOPS - 1)));
     stops.forEach((stop, i) => draw(stop, pixels.subarray(i * model.size, (i + 1) * model.size), model.shape));
   });
 
@@ -85,6 +78,13 @@ export function sliderPart(model, f, store) {
   });
   store.onChange((changed) => changed.some((name) => ["mix", "steps", "second"].includes(name)) && showAll());
   return { showAll, toggle: () => play.click() };
+}
+
+/** The noises at some positions between two, one after the other. */
+function noisesAlong(from, to, positions) {
+  const noises = new Float32Array(positions.length * from.length);
+  positions.forEach((position, i) => noises.set(between(from, to, position), i * from.length));
+  return noises;
 }
 
 /** The class weights at each position: those chosen; else from the class of one seed to that of the other. */
