@@ -12,6 +12,7 @@ from tcm.cli import data, recipes, study
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.export import export_weights
 from tcm.cli.flags import Group
 from tcm.cli.plan import plan
 from tcm.cli.playground import playground
@@ -19,7 +20,7 @@ from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.watch import watch
-from tcm.cli.weights import export_weights, import_weights
+from tcm.cli.weights import import_weights
 from tcm.foundation.errors import TcmError, TcmWarning
 
 app = typer.Typer(

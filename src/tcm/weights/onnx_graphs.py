@@ -1,6 +1,7 @@
 """Torch modules as ONNX graphs with a free batch size, and the module of tensors that a model is exported as."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,12 +33,13 @@ def onnx_graph(
 ) -> "ModelProto":
     """A module of one or more tensors, each with a row per image, as an ONNX graph that takes any number of images.
 
-    `inputs` are examples of at least two rows, by the names and in the order that the module takes them. What torch
-    notes of its own code in the graph is left out: it is two thirds of a small model's file.
+    `inputs` are examples of at least two rows, by the names and in the order that the module takes them. What depends
+    on weights alone, such as EDM2's normalised weights, is computed here. What torch notes of its own code in the graph
+    is left out: it is two thirds of a small model's file.
     """
     try:
-        import onnx  # noqa: F401 (torch needs both, and says so less clearly)
-        import onnxscript  # noqa: F401
+        import onnx  # noqa: F401 (torch needs it, and says so less clearly)
+        from onnxscript.optimizer import fold_constants, remove_unused_nodes
     except ImportError as error:
         raise TcmError(f"ONNX graphs need more packages; {how_to_install('onnx')}") from error
     batch = torch.export.Dim(BATCH)
@@ -55,6 +57,8 @@ def onnx_graph(
         except torch.onnx.errors.OnnxExporterError as error:
             raise TcmError(_problem(module, error)) from error
     assert program is not None  # without a file to write to, torch returns the program
+    fold_constants(program.model, input_size_limit=sys.maxsize, output_size_limit=sys.maxsize)
+    remove_unused_nodes(program.model)
     graph = program.model_proto
     _check_batch(graph, module)
     _strip(graph)
@@ -126,8 +130,8 @@ def _problem(module: nn.Module, error: BaseException) -> str:
         error = error.__cause__
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return (
-        f"{type(module).__name__} cannot be written as an ONNX graph ({reason}); make its network one that torch.export "
-        "can trace"
+        f"{type(module).__name__} cannot be written as an ONNX graph ({reason}); its network must be one that "
+        "torch.export can trace"
     )
 
 
