@@ -62,7 +62,7 @@ function newEasel(model) {
   function set(i, colour) {
     for (let channel = 0; channel < channels; channel++) {
       known[channel * area + i] = colour ? 1 : 0;
-      picture[channel * area + i] = colour ? colour[Math.min(channel, colour.length - 1)] / 127.5 - 1 : 0;
+      picture[channel * area + i] = colour ? colour[channel] / 127.5 - 1 : 0;
     }
   }
 
@@ -79,10 +79,10 @@ function newEasel(model) {
         }
       }
     },
-    /** The upper part of a canvas; the rest is left to the model. */
-    take(canvas, part) {
-      const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
-      for (let i = 0; i < area; i++) set(i, i < part * area ? [...data.subarray(4 * i, 4 * i + 3)] : null);
+    /** The upper part of an image's pixels; the rest is left to the model. */
+    take(pixels, part) {
+      const colourOf = (i) => Array.from({ length: channels }, (_, channel) => pixels[channel * area + i]);
+      for (let i = 0; i < area; i++) set(i, i < part * area ? colourOf(i) : null);
     },
   };
 }

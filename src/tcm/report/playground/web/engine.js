@@ -8,9 +8,11 @@ export async function startEngine(shape) {
   const waiting = new Map();
   let asked = 0;
 
+  const showWaiting = () => (document.body.dataset.waiting = waiting.size);
   worker.onmessage = ({ data: { id, x, error } }) => {
     const { resolve, reject } = waiting.get(id);
     waiting.delete(id);
+    showWaiting();
     if (error) reject(new Error(error));
     else resolve(x);
   };
@@ -23,6 +25,7 @@ export async function startEngine(shape) {
   function ask(message, transferred) {
     return new Promise((resolve, reject) => {
       waiting.set(asked, { resolve, reject });
+      showWaiting();
       worker.postMessage({ id: asked++, ...message }, transferred);
     });
   }

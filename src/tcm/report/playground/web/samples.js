@@ -19,6 +19,7 @@ export function samplesPart(model, f, store) {
   const [caption, command, speed] = ["caption", "command", "speed"].map((id) => document.getElementById(id));
   const columns = Math.sqrt(model.grid);
   const cells = gridCells(model, grid);
+  const images = [];
   let filling = 0;
   let batch = 1;
 
@@ -43,6 +44,7 @@ export function samplesPart(model, f, store) {
   }
 
   function show(index, seed, pixels) {
+    images[index] = pixels;
     draw(cells[index].firstElementChild, pixels, model.shape);
     cells[index].setAttribute("aria-label", described(model, store.get(), seed));
     if (index === store.get().image) showLarge();
@@ -51,7 +53,7 @@ export function samplesPart(model, f, store) {
   function showLarge() {
     const settings = store.get();
     const seed = settings.seed + settings.image;
-    large.getContext("2d").drawImage(cells[settings.image].firstElementChild, 0, 0);
+    draw(large, images[settings.image], model.shape);
     caption.textContent = described(model, settings, seed);
     large.setAttribute("aria-label", `The chosen image: ${caption.textContent}`);
     command.textContent = commandOf(model, settings, seed);
@@ -92,7 +94,7 @@ export function samplesPart(model, f, store) {
     if (changed.some((name) => name !== "image")) fill();
   });
   mark();
-  return { fill, chosen: () => large };
+  return { fill, chosen: () => images[store.get().image] };
 }
 
 function gridCells(model, grid) {
