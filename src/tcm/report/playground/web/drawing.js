@@ -95,7 +95,7 @@ function toolsOf(model) {
   brush.max = Math.max(2, Math.round(model.shape[2] / 4));
   brush.value = Math.max(1, Math.round(model.shape[2] / 12));
   return {
-    radius: () => Number(brush.value) / 2,
+    radius: () => Number(brush.value) - 0.4, // 1 is a single pixel, 2 are nine
     erasing: () => document.getElementById("erase").checked,
     colour: () => (grey ? [Number(shade.value)] : [1, 3, 5].map((i) => parseInt(colour.value.slice(i, i + 2), 16))),
   };

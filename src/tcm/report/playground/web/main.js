@@ -28,6 +28,7 @@ async function main() {
   addEventListener("hashchange", () => store.set(readSettings(model, location.hash)));
   linkButton();
   shortcuts(slider);
+  document.body.dataset.state = "loading";
 
   await engine;
   document.body.dataset.state = "ready";
