@@ -12,8 +12,8 @@ from tcm.foundation.errors import TcmError
 if TYPE_CHECKING:
     from tcm.weights.model import Model
 
-Format = Literal["edm-state-dict", "onnx"]
-ENDINGS = {"edm-state-dict": "-edm.safetensors", "onnx": "-onnx"}
+Format = Literal["edm-state-dict", "onnx", "diffusers"]
+ENDINGS = {"edm-state-dict": "-edm.safetensors", "onnx": "-onnx", "diffusers": "-diffusers"}
 
 
 def export_weights(
@@ -50,6 +50,11 @@ def _write(model: Model, to: Format, out: Path, half: bool) -> list[str]:
         from tcm.weights.onnx_export import export_onnx
 
         return [str(file) for file in export_onnx(model, out, half=half)]
+    if to == "diffusers":
+        from tcm.weights.diffusers_export import export_diffusers
+
+        difference = export_diffusers(model, out)
+        return [f"{out}: largest difference from torch {difference:.1e}"]
     from tcm.weights.exporting import export_state_dict
 
     return [f"{export_state_dict(model, out)} tensors written to {out}"]

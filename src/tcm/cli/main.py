@@ -16,6 +16,7 @@ from tcm.cli.export import export_weights
 from tcm.cli.flags import Group
 from tcm.cli.plan import plan
 from tcm.cli.playground import playground
+from tcm.cli.push import push_model
 from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
@@ -64,6 +65,7 @@ app.add_typer(data.app, name="data")
 app.command()(doctor)
 app.command("import")(import_weights)
 app.command("export")(export_weights)
+app.command("push")(push_model)
 
 
 def _one_line(usual: Callable[..., None]) -> Callable[..., None]:

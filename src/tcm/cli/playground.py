@@ -19,17 +19,27 @@ def playground(
 
     from tcm.cli.sample import model_of
     from tcm.foundation.downloads import megabytes
+
+    found = model_of(model)
+    shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
+    size = write_page(found, shown, runtime, out)
+    Console().print(f"{out} ({megabytes(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
+
+
+def write_page(model: str, shown: str, runtime: Path | None, out: Path) -> int:
+    """Write the page of a model, which is `shown` as the argument of `tcm sample`; returns the page's size."""
+    from tcm.foundation.errors import TcmError
+    from tcm.foundation.extras import how_to_install, is_installed
     from tcm.report.playground.page import check_playable, write_playground
     from tcm.report.playground.runtime import fetched_runtime, runtime_in
     from tcm.weights import load
 
-    found = model_of(model)
-    loaded = load(found)
+    loaded = load(model)
     check_playable(loaded.card)
+    if not is_installed("onnx"):  # before anything is fetched
+        raise TcmError(f"a playground needs more packages; {how_to_install('onnx')}")
     library = fetched_runtime() if runtime is None else runtime_in(runtime)
-    shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
-    size = write_playground(loaded, name_of(found), shown, library, out)
-    Console().print(f"{out} ({megabytes(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
+    return write_playground(loaded, name_of(model), shown, library, out)
 
 
 def name_of(model: str) -> str:

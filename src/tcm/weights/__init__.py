@@ -13,6 +13,7 @@ __all__ = [
     "Model",
     "ModelCard",
     "Provenance",
+    "find",
     "inspect",
     "is_run",
     "last_model",
@@ -34,7 +35,7 @@ def load(path: str | Path) -> Model:
     """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
     (`digits`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
     """
-    return Model.load(_find(path))
+    return Model.load(find(path))
 
 
 def inspect(path: str | Path) -> ModelCard:
@@ -43,7 +44,7 @@ def inspect(path: str | Path) -> ModelCard:
     >>> inspect("digits").kind
     'truncated'
     """
-    return Model.inspect(_find(path))
+    return Model.inspect(find(path))
 
 
 def is_run(path: Path) -> bool:
@@ -76,8 +77,8 @@ def last_model(run: Path) -> Path:
     return max(found)[1]
 
 
-def _find(path: str | Path) -> Path:
-    """The model's folder on this machine."""
+def find(path: str | Path) -> Path:
+    """The folder on this machine of the model that `load` takes; one on the hub is downloaded."""
     if not isinstance(path, str | Path):
         raise TcmError(f"{path!r} is not a path; give a model folder, digits, or a hub id such as someone/model")
     if Path(path).is_dir():

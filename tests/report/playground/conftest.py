@@ -11,6 +11,7 @@ from playgrounds import opened
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import tcm
+from tcm.cli.demo import playground_line
 from tcm.cli.main import app
 from tcm.foundation.errors import TcmError
 from tcm.networks import NetworkConfig
@@ -49,7 +50,9 @@ def _make_pages(runtime: Runtime, folder: Path) -> None:
     }
     for name, model in models.items():
         model.save(folder / name)
-        write_playground(model, name, name, runtime, folder / f"{name}.html")
+    write_playground(models["colours"], "colours", "colours", runtime, folder / "colours.html")
+    page = folder / "wide.html"  # as the demo writes it
+    assert playground_line(folder / "wide", page) == f"\nTo generate in your browser, open {page}"
 
 
 @pytest.fixture(scope="session")
