@@ -70,7 +70,7 @@ def playground_line(model: Path, page: Path) -> str:
 
     if not page.exists():
         try:
-            write_page(str(model), str(model), None, page)
+            write_page(str(model), None, page)
         except TcmError as error:
             return f"\nTo generate in your browser: tcm playground {model} --out {page}\n  ({error})"
     return f"\nTo generate in your browser, open {page}"

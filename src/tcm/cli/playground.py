@@ -21,13 +21,12 @@ def playground(
     from tcm.foundation.downloads import megabytes
 
     found = model_of(model)
-    shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
-    size = write_page(found, shown, runtime, out)
+    size = write_page(found, runtime, out)
     Console().print(f"{out} ({megabytes(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
-def write_page(model: str, shown: str, runtime: Path | None, out: Path) -> int:
-    """Write the page of a model, which is `shown` as the argument of `tcm sample`; returns the page's size."""
+def write_page(model: str, runtime: Path | None, out: Path) -> int:
+    """Write the page of a model; returns the page's size."""
     from tcm.foundation.errors import TcmError
     from tcm.foundation.extras import how_to_install, is_installed
     from tcm.report.playground.page import check_playable, write_playground
@@ -39,6 +38,7 @@ def write_page(model: str, shown: str, runtime: Path | None, out: Path) -> int:
     if not is_installed("onnx"):  # before anything is fetched
         raise TcmError(f"a playground needs more packages; {how_to_install('onnx')}")
     library = fetched_runtime() if runtime is None else runtime_in(runtime)
+    shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
     return write_playground(loaded, name_of(model), shown, library, out)
 
 
