@@ -1,6 +1,9 @@
 """Pages of three models, made once, and a browser that reports whatever they say or ask for."""
 
+import re
+import shlex
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,12 @@ import tcm
 from tcm.cli.demo import playground_line
 from tcm.cli.main import app
 from tcm.foundation.errors import TcmError
+from tcm.foundation.extras import how_to_install, is_installed
 from tcm.networks import NetworkConfig
 from tcm.report.playground.page import write_playground
 from tcm.report.playground.runtime import Runtime, fetched_runtime
 
+DOCS = Path(__file__).parents[3] / "docs" / "playground.md"
 COLOURS = tcm.Classes(30, ("<b>red</b>", *(f"colour {index}" for index in range(1, 30))))
 
 
@@ -41,7 +46,9 @@ def lively_model(network: NetworkConfig, shape: tuple[int, int, int], **card: ob
 
 
 def _make_pages(runtime: Runtime, folder: Path) -> None:
-    app(["playground", "digits", "--out", str(folder / "digits.html")], standalone_mode=False)
+    (first, *_) = re.findall(r"```sh\ntcm (.*)\n```", DOCS.read_text())
+    with chdir(folder):
+        app(shlex.split(first), standalone_mode=False)
     ddpmpp = tcm.DDPMppConfig(channels=8, channel_mult=(1, 2), blocks=1, attention=(16,))
     edm2 = tcm.EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=(8,))
     models = {
@@ -58,6 +65,8 @@ def _make_pages(runtime: Runtime, folder: Path) -> None:
 @pytest.fixture(scope="session")
 def pages(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with digits.html, wide.html (RGB, no classes, down to t = 0.002) and colours.html (EDM2, 30 classes)."""
+    if not is_installed("onnx"):
+        pytest.skip(f"no onnx here; {how_to_install('onnx')}")
     return once(tmp_path_factory, "playgrounds", lambda folder: _make_pages(runtime, folder))
 
 

@@ -35,7 +35,7 @@ def page(digits: Page) -> Page:
 def test_fits_and_can_be_read(request: pytest.FixtureRequest, name: str, scheme: str, width: int) -> None:
     page = request.getfixturevalue(name)
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
+    in_scheme(page, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate(NAMELESS) == []
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
@@ -49,13 +49,18 @@ def test_fits_and_can_be_read(request: pytest.FixtureRequest, name: str, scheme:
 
 
 def test_the_visitor_can_choose_the_theme(page: Page) -> None:
-    page.emulate_media(color_scheme="light")
+    in_scheme(page, "light")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light = lightness(page.evaluate(ground))
     page.get_by_role("button", name="Use dark colours").click()
     assert lightness(page.evaluate(ground)) < 60 < light
     page.get_by_role("button", name="Use light colours").click()
     assert lightness(page.evaluate(ground)) == light
+
+
+def in_scheme(page: Page, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function("scheme => document.documentElement.style.colorScheme === scheme", arg=scheme)
 
 
 def lightness(colour: str) -> float:
