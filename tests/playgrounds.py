@@ -1,5 +1,7 @@
 """Playgrounds in a real browser: what a page shows, as arrays, and what torch would show."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,12 @@ import tcm
 from tcm.data.pixels import to_uint8
 
 Array = NDArray[np.uint8]
+DOCS = Path(__file__).parents[1] / "docs" / "playground.md"
+
+
+def documented() -> list[list[str]]:
+    """The arguments of each `tcm` command in docs/playground.md."""
+    return [shlex.split(command) for command in re.findall(r"```sh\n *tcm (.*)\n", DOCS.read_text())]
 
 
 @contextmanager

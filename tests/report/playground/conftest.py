@@ -1,7 +1,5 @@
 """Pages of three models, made once, and a browser that reports whatever they say or ask for."""
 
-import re
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 import torch
 from browsing import CHROMIUM, FLAGS
 from once import once
-from playgrounds import opened
+from playgrounds import documented, opened
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import tcm
@@ -20,9 +18,8 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install, is_installed
 from tcm.networks import NetworkConfig
 from tcm.report.playground.page import write_playground
-from tcm.report.playground.runtime import Runtime, fetched_runtime
+from tcm.report.playground.runtime import CODE_FILE, WASM_FILE, Runtime, fetched_runtime
 
-DOCS = Path(__file__).parents[3] / "docs" / "playground.md"
 COLOURS = tcm.Classes(30, ("<b>red</b>", *(f"colour {index}" for index in range(1, 30))))
 
 
@@ -46,9 +43,12 @@ def lively_model(network: NetworkConfig, shape: tuple[int, int, int], **card: ob
 
 
 def _make_pages(runtime: Runtime, folder: Path) -> None:
-    (first, *_) = re.findall(r"```sh\ntcm (.*)\n```", DOCS.read_text())
+    library = folder / "node_modules" / "onnxruntime-web" / "dist"
+    library.mkdir(parents=True)
+    (library / CODE_FILE).write_bytes(runtime.code)
+    (library / WASM_FILE).write_bytes(runtime.wasm)
     with chdir(folder):
-        app(shlex.split(first), standalone_mode=False)
+        app(next(words for words in documented() if "--runtime" in words), standalone_mode=False)
     ddpmpp = tcm.DDPMppConfig(channels=8, channel_mult=(1, 2), blocks=1, attention=(16,))
     edm2 = tcm.EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=(8,))
     models = {

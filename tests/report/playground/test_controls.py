@@ -238,13 +238,23 @@ def test_painting(page: Page) -> None:
     page.check("#erase")
     paint(page, 2, 3)
     assert not opaque(page).any()
-    page.uncheck("#erase")
-    page.focus("#yours")
-    for key in ("ArrowUp", "ArrowLeft", " ", "ArrowDown", " ", "Delete"):
-        page.keyboard.press(key)
     page.locator("#brush").fill("1")
+    page.uncheck("#erase")
+    box = page.locator("#yours").bounding_box()
+    assert box is not None
+    pixel = box["width"] / 8
+    page.mouse.move(box["x"] + pixel / 2, box["y"] + pixel / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 7.5 * pixel, box["y"] + pixel / 2)  # in one move
+    page.mouse.up()
     settle(page)
-    assert opaque(page).any()
+    assert opaque(page)[0].all(), "a stroke has no gaps"
+    page.click("#clear")
+    page.focus("#yours")
+    for key in (" ", "ArrowUp", "ArrowLeft", " ", "Delete", "ArrowLeft", " "):  # from the middle
+        page.keyboard.press(key)
+    settle(page)
+    assert np.argwhere(opaque(page)).tolist() == [[3, 2], [4, 4]]
 
 
 def test_on_a_phone_nothing_moves_and_a_finger_paints(browser: Browser, pages: Path) -> None:
@@ -258,6 +268,10 @@ def test_on_a_phone_nothing_moves_and_a_finger_paints(browser: Browser, pages: P
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         settle(page)
         assert shown(page, "#yours")[0, :, 8, 16].tolist() == [0, 128, 255, 255]
+        with page.expect_download() as download:
+            page.click("#save-made")
+        with Image.open(Path(download.value.path())) as picture:
+            assert np.array_equal(np.asarray(picture)[::16, ::16, :3], shown(page, "#made")[0, :3].transpose(1, 2, 0))
 
 
 def paint(page: Page, x: int, y: int) -> None:

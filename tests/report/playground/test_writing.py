@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pages import Page
+from playgrounds import documented
 from vector_condition import VectorKind
 
 import tcm
@@ -41,6 +42,14 @@ def test_names_are_escaped(pages: Path) -> None:
     source = (pages / "colours.html").read_text()
     assert "<b>red" not in source
     assert '"\\u003cb>red' in source
+
+
+@pytest.mark.parametrize("words", documented(), ids=" ".join)
+def test_documented_commands(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages take seconds to make: the fixture runs one of these commands, the others are parsed."""
+    monkeypatch.chdir(tmp_path)
+    app([*words, *(["--help"] if words[0] == "playground" else [])], standalone_mode=False)
+    assert (tmp_path / "samples.png").exists() == (words[0] == "sample")
 
 
 @pytest.mark.parametrize(

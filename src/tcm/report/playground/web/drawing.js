@@ -1,7 +1,7 @@
 // Draw your own: what is painted is known, the rest is the model's, and the model answers while you paint.
 
 import { latestOnly } from "./pacing.js";
-import { draw, sized, toPixels } from "./pixels.js";
+import { draw, savePng, sheetOf, sized, toPixels } from "./pixels.js";
 import { completion } from "./sampling.js";
 import { classRows } from "./settings.js";
 import { timeSlider } from "./timescale.js";
@@ -43,6 +43,7 @@ export function drawingPart(model, f, store, chosen) {
       complete();
     });
   }
+  document.getElementById("save-made").addEventListener("click", () => savePng(sheetOf([made], 1), `${model.file}-drawn.png`));
   store.onChange(() => complete());
   return {
     begin() {
@@ -107,14 +108,22 @@ function painting(canvas, model, paint) {
   const cursor = document.getElementById("cursor");
   const at = { x: Math.floor(width / 2), y: Math.floor(height / 2) };
 
+  let before = null;
+
+  /** From where the pointer was to where it is, without gaps. */
   function stroke(event) {
     const box = canvas.getBoundingClientRect();
-    for (const point of event.getCoalescedEvents?.().length ? event.getCoalescedEvents() : [event]) {
-      paint(((point.clientX - box.left) * width) / box.width, ((point.clientY - box.top) * height) / box.height, event.buttons === 2);
+    const point = [((event.clientX - box.left) * width) / box.width, ((event.clientY - box.top) * height) / box.height];
+    const [x, y] = before ?? point;
+    const parts = Math.ceil(2 * Math.hypot(point[0] - x, point[1] - y)) || 1;
+    for (let i = 1; i <= parts; i++) {
+      paint(x + ((point[0] - x) * i) / parts, y + ((point[1] - y) * i) / parts, event.buttons === 2);
     }
+    before = point;
   }
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
+    before = null;
     stroke(event);
   });
   canvas.addEventListener("pointermove", (event) => event.buttons && stroke(event));

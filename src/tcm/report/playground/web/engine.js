@@ -38,8 +38,10 @@ export async function startEngine(shape) {
 /** What the page holds under a name, compressed and as text. */
 async function embedded(name) {
   const element = document.getElementById(name);
-  const bytes = Uint8Array.from(atob(element.textContent), (character) => character.charCodeAt(0));
+  const text = atob(element.textContent);
   element.remove();
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).arrayBuffer();
 }
