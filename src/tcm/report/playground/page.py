@@ -21,7 +21,7 @@ from tcm.weights.onnx_graphs import ConsistencyFunction, condition_inputs, onnx_
 
 WEB = files("tcm.report.playground") / "web"
 MODULES = (
-    *("philox", "blake2b", "noise", "pacing", "pixels", "timescale", "settings", "sampling"),
+    *("dom", "philox", "blake2b", "noise", "pacing", "pixels", "timescale", "settings", "sampling"),
     *("engine", "theme", "classes", "samples", "slider", "drawing", "main"),
 )
 """The page's scripts, each after those that it imports from."""

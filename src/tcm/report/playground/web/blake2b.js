@@ -2,8 +2,14 @@
 
 const MASK = (1n << 64n) - 1n;
 const START = [
-  0x6a09e667f3bcc908n, 0xbb67ae8584caa73bn, 0x3c6ef372fe94f82bn, 0xa54ff53a5f1d36f1n,
-  0x510e527fade682d1n, 0x9b05688c2b3e6c1fn, 0x1f83d9abfb41bd6bn, 0x5be0cd19137e2179n,
+  0x6a09e667f3bcc908n,
+  0xbb67ae8584caa73bn,
+  0x3c6ef372fe94f82bn,
+  0xa54ff53a5f1d36f1n,
+  0x510e527fade682d1n,
+  0x9b05688c2b3e6c1fn,
+  0x1f83d9abfb41bd6bn,
+  0x5be0cd19137e2179n,
 ];
 const ORDERS = [
   [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
@@ -18,11 +24,17 @@ const ORDERS = [
   [10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0],
 ];
 const COLUMNS_AND_DIAGONALS = [
-  [0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15],
-  [0, 5, 10, 15], [1, 6, 11, 12], [2, 7, 8, 13], [3, 4, 9, 14],
+  [0, 4, 8, 12],
+  [1, 5, 9, 13],
+  [2, 6, 10, 14],
+  [3, 7, 11, 15],
+  [0, 5, 10, 15],
+  [1, 6, 11, 12],
+  [2, 7, 8, 13],
+  [3, 4, 9, 14],
 ];
 
-/** The digest of `size` bytes (at most 64, a multiple of 8) of an ASCII text of at most 128, as a little-endian number. */
+/** The digest of an ASCII text of at most 128 bytes, as a little-endian number of `size` bytes, a multiple of 8. */
 export function blake2b(text, size) {
   const block = new DataView(new ArrayBuffer(128));
   for (let i = 0; i < text.length; i++) block.setUint8(i, text.charCodeAt(i));
@@ -40,7 +52,10 @@ export function blake2b(text, size) {
 }
 
 function mix(v, [a, b, c, d], first, second) {
-  for (const [word, turnD, turnB] of [[first, 32n, 24n], [second, 16n, 63n]]) {
+  for (const [word, turnD, turnB] of [
+    [first, 32n, 24n],
+    [second, 16n, 63n],
+  ]) {
     v[a] = (v[a] + v[b] + word) & MASK;
     v[d] = rotated(v[d] ^ v[a], turnD);
     v[c] = (v[c] + v[d]) & MASK;

@@ -1,14 +1,16 @@
 // The choice of a class: a button for each; with "mix several", each chosen class gets a weight.
 
+import { byId, byIds } from "./dom.js";
+
 const MOST_BUTTONS = 24;
 
 /** Fill the field with buttons for the model's classes; with many classes, a list to choose from. */
 export function classField(model, store) {
-  const field = document.getElementById("classes");
+  const field = byId("classes");
   if (model.classes.length === 0) return;
   field.hidden = false;
-  const [buttons, weights, list] = ["class-buttons", "class-weights", "class-list"].map((id) => document.getElementById(id));
-  const several = document.getElementById("class-mix");
+  const [buttons, weights, list] = byIds("class-buttons", "class-weights", "class-list");
+  const several = byId("class-mix");
   const all = model.classes.length <= MOST_BUTTONS;
 
   function choose(index) {
@@ -33,7 +35,9 @@ export function classField(model, store) {
   function showButtons() {
     const { mix } = store.get();
     const wanted = all ? model.classes.keys() : mix.keys();
-    if (!all || buttons.childElementCount === 0) buttons.replaceChildren(classButton(null), ...[...wanted].map(classButton));
+    if (!all || buttons.childElementCount === 0) {
+      buttons.replaceChildren(classButton(null), ...[...wanted].map(classButton));
+    }
     for (const button of buttons.children) {
       const { index } = button.dataset;
       button.setAttribute("aria-pressed", index === "" ? mix.size === 0 : mix.has(Number(index)));
@@ -52,7 +56,9 @@ export function classField(model, store) {
     row.dataset.index = index;
     const slider = document.createElement("input");
     Object.assign(slider, { type: "range", min: 1, max: 100, value: store.get().mix.get(index) });
-    slider.addEventListener("input", () => store.set({ mix: new Map(store.get().mix).set(index, Number(slider.value)) }));
+    slider.addEventListener("input", () => {
+      store.set({ mix: new Map(store.get().mix).set(index, Number(slider.value)) });
+    });
     row.append(model.classes[index], slider);
     return row;
   }

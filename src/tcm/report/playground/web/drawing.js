@@ -1,5 +1,6 @@
 // Draw your own: what is painted is known, the rest is the model's, and the model answers while you paint.
 
+import { byId, byIds } from "./dom.js";
 import { latestOnly } from "./pacing.js";
 import { draw, savePng, sheetOf, sized, toPixels } from "./pixels.js";
 import { completion } from "./sampling.js";
@@ -7,7 +8,7 @@ import { classRows } from "./settings.js";
 import { timeSlider } from "./timescale.js";
 
 export function drawingPart(model, f, store, chosen) {
-  const [yours, noisy, made] = ["yours", "noisy", "made"].map((id) => sized(document.getElementById(id), model.shape));
+  const [yours, noisy, made] = ["yours", "noisy", "made"].map((id) => sized(byId(id), model.shape));
   const easel = newEasel(model);
   let t = model.drawingTime;
 
@@ -28,22 +29,28 @@ export function drawingPart(model, f, store, chosen) {
     complete();
   });
   timeSlider(
-    document.getElementById("drawing-time"),
-    document.getElementById("drawing-time-shown"),
+    byId("drawing-time"),
+    byId("drawing-time-shown"),
     { low: model.tMin, high: model.tMax, value: t, label: "t" },
     (time) => {
       t = time;
       complete();
     },
   );
-  const actions = { clear: easel.clear, "from-sample": () => easel.take(chosen(), 1), "from-half": () => easel.take(chosen(), 0.5) };
+  const actions = {
+    clear: easel.clear,
+    "from-sample": () => easel.take(chosen(), 1),
+    "from-half": () => easel.take(chosen(), 0.5),
+  };
   for (const [id, action] of Object.entries(actions)) {
-    document.getElementById(id).addEventListener("click", () => {
+    byId(id).addEventListener("click", () => {
       action();
       complete();
     });
   }
-  document.getElementById("save-made").addEventListener("click", () => savePng(sheetOf([made], 1), `${model.file}-drawn.png`));
+  byId("save-made").addEventListener("click", () => {
+    savePng(sheetOf([made], 1), `${model.file}-drawn.png`);
+  });
   store.onChange(() => complete());
   return {
     begin() {
@@ -90,14 +97,14 @@ function newEasel(model) {
 
 /** The brush as the visitor has set it. */
 function toolsOf(model) {
-  const [brush, shade, colour] = ["brush", "shade", "colour"].map((id) => document.getElementById(id));
+  const [brush, shade, colour] = byIds("brush", "shade", "colour");
   const grey = model.shape[0] === 1;
   (grey ? shade : colour).closest("label").hidden = false;
   brush.max = Math.max(2, Math.round(model.shape[2] / 4));
   brush.value = Math.max(1, Math.round(model.shape[2] / 12));
   return {
     radius: () => Number(brush.value) - 0.4, // 1 is a single pixel, 2 are nine
-    erasing: () => document.getElementById("erase").checked,
+    erasing: () => byId("erase").checked,
     colour: () => (grey ? [Number(shade.value)] : [1, 3, 5].map((i) => parseInt(colour.value.slice(i, i + 2), 16))),
   };
 }
@@ -105,7 +112,7 @@ function toolsOf(model) {
 /** Call `paint(x, y, erasing)` in pixels of the image, for pointers (the right button erases) and for keys. */
 function painting(canvas, model, paint) {
   const [, height, width] = model.shape;
-  const cursor = document.getElementById("cursor");
+  const cursor = byId("cursor");
   const at = { x: Math.floor(width / 2), y: Math.floor(height / 2) };
 
   let before = null;
@@ -131,7 +138,10 @@ function painting(canvas, model, paint) {
 
   function showCursor() {
     Object.assign(cursor.style, {
-      left: `${(100 * at.x) / width}%`, top: `${(100 * at.y) / height}%`, width: `${100 / width}%`, height: `${100 / height}%`,
+      left: `${(100 * at.x) / width}%`,
+      top: `${(100 * at.y) / height}%`,
+      width: `${100 / width}%`,
+      height: `${100 / height}%`,
     });
   }
   canvas.addEventListener("keydown", (event) => {

@@ -1,9 +1,11 @@
 // The network in a worker of its own, so that the page reacts while it computes.
 
+import { byId } from "./dom.js";
+
 /** Start the worker with what the page holds; returns `f(x, t, classes)` for batches of images of this shape. */
 export async function startEngine(shape) {
   const [code, wasm, graph] = await Promise.all(["runtime", "wasm", "graph"].map(embedded));
-  const source = new Blob([document.getElementById("worker").textContent], { type: "text/javascript" });
+  const source = new Blob([byId("worker").textContent], { type: "text/javascript" });
   const worker = new Worker(URL.createObjectURL(source)); // Chromium starts no module worker from a file
   const waiting = new Map();
   let asked = 0;
@@ -37,7 +39,7 @@ export async function startEngine(shape) {
 
 /** What the page holds under a name, compressed and as text. */
 async function embedded(name) {
-  const element = document.getElementById(name);
+  const element = byId(name);
   const text = atob(element.textContent);
   element.remove();
   const bytes = new Uint8Array(text.length);

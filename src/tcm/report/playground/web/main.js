@@ -1,6 +1,7 @@
 // The page: settings at the top, and three parts that show what the model makes of them.
 
 import { classField } from "./classes.js";
+import { byId, byIds } from "./dom.js";
 import { drawingPart } from "./drawing.js";
 import { startEngine } from "./engine.js";
 import { classOf, normal } from "./noise.js";
@@ -11,10 +12,10 @@ import { themeButton } from "./theme.js";
 import { timeSlider } from "./timescale.js";
 
 async function main() {
-  const model = JSON.parse(document.getElementById("model").textContent);
+  const model = JSON.parse(byId("model").textContent);
   model.size = model.shape.reduce((product, side) => product * side, 1);
   const store = settingsStore(readSettings(model, location.hash));
-  themeButton(document.getElementById("theme"));
+  themeButton(byId("theme"));
   classField(model, store);
   seedField(model, store);
   stepsField(model, store);
@@ -44,7 +45,7 @@ async function main() {
 }
 
 function seedField(model, store) {
-  const field = document.getElementById("seed");
+  const field = byId("seed");
   const show = () => (field.value = store.get().seed);
   field.addEventListener("change", () => {
     if (field.value !== "" && isSeed(Number(field.value))) store.set({ seed: Number(field.value) });
@@ -56,17 +57,17 @@ function seedField(model, store) {
     random: () => Math.floor(Math.random() * 1_000_000),
   };
   for (const [id, seed] of Object.entries(buttons)) {
-    document.getElementById(id).addEventListener("click", () => store.set({ seed: seed() }));
+    byId(id).addEventListener("click", () => store.set({ seed: seed() }));
   }
   store.onChange(show);
   show();
 }
 
 function stepsField(model, store) {
-  const second = document.getElementById("second");
-  const row = document.getElementById("second-row");
+  const second = byId("second");
+  const row = byId("second-row");
   const options = { low: model.tMin, high: model.highestSecondTime, value: store.get().second, label: "t" };
-  const showTime = timeSlider(second, document.getElementById("second-shown"), options, (time) => store.set({ second: time }));
+  const showTime = timeSlider(second, byId("second-shown"), options, (time) => store.set({ second: time }));
   const radios = [...document.querySelectorAll("input[name=steps]")];
   radios.forEach((radio) => radio.addEventListener("change", () => store.set({ steps: Number(radio.value) })));
   function show() {
@@ -82,7 +83,7 @@ function stepsField(model, store) {
 }
 
 function linkButton() {
-  const [button, said] = ["link", "said"].map((id) => document.getElementById(id));
+  const [button, said] = byIds("link", "said");
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(location.href);
@@ -96,8 +97,15 @@ function linkButton() {
 
 /** Single keys, where nothing else takes them. */
 function shortcuts(slider) {
-  const press = (id) => () => document.getElementById(id).click();
-  const keys = { r: press("random"), n: press("next"), b: press("previous"), 1: press("one"), 2: press("two"), p: slider.toggle };
+  const press = (id) => () => byId(id).click();
+  const keys = {
+    r: press("random"),
+    n: press("next"),
+    b: press("previous"),
+    1: press("one"),
+    2: press("two"),
+    p: slider.toggle,
+  };
   addEventListener("keydown", (event) => {
     const writing = event.target.matches("input:not([type=radio], [type=checkbox], [type=range]), select, textarea");
     if (writing || event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
@@ -106,7 +114,7 @@ function shortcuts(slider) {
 }
 
 addEventListener("unhandledrejection", ({ reason }) => {
-  const problem = document.getElementById("problem");
+  const problem = byId("problem");
   problem.hidden = false;
   problem.textContent = `The model does not run in this browser: ${reason.message}`;
   document.body.dataset.state = "failed";

@@ -15,7 +15,9 @@ export function draw(canvas, pixels, [channels, height, width], opaque = () => 2
   const area = height * width;
   const image = new ImageData(width, height);
   for (let i = 0; i < area; i++) {
-    for (let colour = 0; colour < 3; colour++) image.data[4 * i + colour] = pixels[Math.min(colour, channels - 1) * area + i];
+    for (let colour = 0; colour < 3; colour++) {
+      image.data[4 * i + colour] = pixels[Math.min(colour, channels - 1) * area + i];
+    }
     image.data[4 * i + 3] = opaque(i);
   }
   canvas.getContext("2d").putImageData(image, 0, 0);

@@ -1,5 +1,6 @@
 // The grid of samples, which fills as they are made, and the chosen one large.
 
+import { byId, byIds } from "./dom.js";
 import { draw, savePng, sheetOf, sized, toPixels } from "./pixels.js";
 import { consistencySteps, noisesOf } from "./sampling.js";
 import { className, classRows, timesOf } from "./settings.js";
@@ -14,9 +15,9 @@ export async function sampled(model, f, settings, seeds) {
 }
 
 export function samplesPart(model, f, store) {
-  const grid = document.getElementById("grid");
-  const large = sized(document.getElementById("large"), model.shape);
-  const [caption, command, speed] = ["caption", "command", "speed"].map((id) => document.getElementById(id));
+  const grid = byId("grid");
+  const large = sized(byId("large"), model.shape);
+  const [caption, command, speed] = byIds("caption", "command", "speed");
   const columns = Math.sqrt(model.grid);
   const cells = gridCells(model, grid);
   const images = [];
@@ -28,7 +29,7 @@ export function samplesPart(model, f, store) {
     const settings = store.get();
     const start = performance.now();
     grid.setAttribute("aria-busy", "true");
-    for (let done = 0; done < cells.length; ) {
+    for (let done = 0; done < cells.length;) {
       const seeds = cells.slice(done, done + batch).map((_, i) => settings.seed + done + i);
       const before = performance.now();
       const pixels = await sampled(model, f, settings, seeds);
@@ -72,10 +73,10 @@ export function samplesPart(model, f, store) {
     event.preventDefault();
     choose(index);
   });
-  document.getElementById("save").addEventListener("click", () => {
+  byId("save").addEventListener("click", () => {
     savePng(sheetOf([large], 1), `${model.file}-${store.get().seed + store.get().image}.png`);
   });
-  document.getElementById("save-grid").addEventListener("click", () => {
+  byId("save-grid").addEventListener("click", () => {
     const canvases = cells.map((cell) => cell.firstElementChild);
     savePng(sheetOf(canvases, columns), `${model.file}-${store.get().seed}-${store.get().seed + cells.length - 1}.png`);
   });
@@ -119,6 +120,8 @@ function commandOf(model, settings, seed) {
   if (settings.mix.size > 1) return "";
   const words = ["tcm sample", model.command, `--seeds ${seed}`];
   if (settings.mix.size) words.push(`--class ${[...settings.mix.keys()][0]}`);
-  if (settings.steps === 2) words.push(settings.second === model.secondTime ? "--steps 2" : `--times ${model.tMax},${settings.second}`);
+  if (settings.steps === 2) {
+    words.push(settings.second === model.secondTime ? "--steps 2" : `--times ${model.tMax},${settings.second}`);
+  }
   return words.join(" ");
 }

@@ -19,8 +19,8 @@ export function noisesOf(seeds, step, size) {
 }
 
 /**
- * A picture completed by the model: at each of some times from T down to t, what is known replaces what the model made of
- * it, gets noise and goes through f again. With everything known that is f(picture + t ε, t).
+ * A picture completed by the model: at each of some times from T down to t, what is known replaces what the model made
+ * of it, gets noise and goes through f again. With everything known that is f(picture + t ε, t).
  *
  * `known` has a number per value of the picture: 1 where it is known, 0 where the model decides.
  */

@@ -20,7 +20,8 @@ export function readSettings(model, hash) {
 /** The address of the settings: the part after the page's own. */
 export function writeSettings({ seed, mix, steps, second, image }) {
   const parts = [`seed=${seed}`];
-  if (mix.size) parts.push(`class=${[...mix].map(([index, weight]) => (mix.size > 1 ? `${index}*${weight}` : index)).join("+")}`);
+  const classes = [...mix].map(([index, weight]) => (mix.size > 1 ? `${index}*${weight}` : index));
+  if (mix.size) parts.push(`class=${classes.join("+")}`);
   parts.push(`steps=${steps}`);
   if (steps === 2) parts.push(`t2=${second}`);
   if (image) parts.push(`image=${image}`);
@@ -47,7 +48,7 @@ export function timesOf(model, { steps, second }) {
   return steps === 2 ? [model.tMax, second] : [model.tMax];
 }
 
-/** What the network is given for some seeds: a row of class weights for each, of sum 1; null for a model without classes. */
+/** What the network is given for some seeds: a row of class weights for each, of sum 1; null without classes. */
 export function classRows(model, mix, seeds) {
   const width = model.classes.length;
   if (width === 0) return null;

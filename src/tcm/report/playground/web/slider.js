@@ -1,5 +1,6 @@
 // From one noise to another: a slider, the images along the way, and a film.
 
+import { byId, byIds } from "./dom.js";
 import { between, normal } from "./noise.js";
 import { frameCounter, latestOnly } from "./pacing.js";
 import { draw, sized, toPixels } from "./pixels.js";
@@ -10,8 +11,8 @@ const STOPS = 9;
 const SECONDS_ONE_WAY = 4;
 
 export function sliderPart(model, f, store) {
-  const [canvas, slider, play, rate, strip] = ["way", "position", "play", "rate", "strip"].map((id) => document.getElementById(id));
-  const ends = ["from", "to"].map((id) => document.getElementById(id));
+  const [canvas, slider, play, rate, strip] = byIds("way", "position", "play", "rate", "strip");
+  const ends = byIds("from", "to");
   sized(canvas, model.shape);
   const stops = Array.from({ length: STOPS }, () => sized(document.createElement("canvas"), model.shape));
   strip.append(...stops);
@@ -60,19 +61,23 @@ export function sliderPart(model, f, store) {
     show();
   });
   play.addEventListener("click", () => setPlaying(!playing));
-  stops.forEach((stop, i) => stop.addEventListener("click", () => {
-    slider.value = Math.round((i / (STOPS - 1)) * slider.max);
-    slider.dispatchEvent(new Event("input"));
-  }));
+  stops.forEach((stop, i) =>
+    stop.addEventListener("click", () => {
+      slider.value = Math.round((i / (STOPS - 1)) * slider.max);
+      slider.dispatchEvent(new Event("input"));
+    }),
+  );
 
   function showAll() {
     return Promise.all([show(), showStrip()]);
   }
-  ends.forEach((end) => end.addEventListener("change", () => {
-    if (!isSeed(Number(end.value)) || end.value === "") end.value = end.defaultValue;
-    showAll();
-  }));
-  document.getElementById("other-ends").addEventListener("click", () => {
+  ends.forEach((end) =>
+    end.addEventListener("change", () => {
+      if (!isSeed(Number(end.value)) || end.value === "") end.value = end.defaultValue;
+      showAll();
+    }),
+  );
+  byId("other-ends").addEventListener("click", () => {
     ends.forEach((end) => (end.value = Math.floor(Math.random() * 100_000)));
     showAll();
   });

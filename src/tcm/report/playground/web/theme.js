@@ -4,7 +4,7 @@
 export function themeButton(button) {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const rules = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]);
-  const [dark] = rules.filter((rule) => rule instanceof CSSMediaRule && rule.media.mediaText.includes("prefers-color-scheme"));
+  const dark = rules.find((rule) => rule.media?.mediaText.includes("prefers-color-scheme"));
   let chosen = null;
 
   function show() {

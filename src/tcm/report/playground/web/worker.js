@@ -25,7 +25,7 @@ async function load({ code, wasm, graph }) {
   session = await runtime.InferenceSession.create(new Uint8Array(graph));
 }
 
-/** f(x, t) for images x of a shape (batch, channels, height, width) and class weights (batch, classes), if there are any. */
+/** f(x, t) for images x of a shape (batch, channels, height, width), and class weights (batch, classes) or null. */
 async function evaluate({ x, shape, t, classes }) {
   const count = shape[0];
   const inputs = {
