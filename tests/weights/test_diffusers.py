@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import ConsistencyModelPipeline, DiffusionPipeline
+from jump_network import JumpConfig
 from small_models import DDPMPP, EDM2, small_model
 from text_network import TextConfig, Texts
 from torch import Tensor
@@ -123,7 +124,8 @@ def test_the_command(tmp_path: Path, ddpmpp: tcm.Model) -> None:
             lambda: small_model(DDPMPP, kind="diffusion", sampler=tcm.HeunSampler()),
             "a diffusion model cannot be exported to diffusers.*; export the model of a later stage",
         ),
-        (lambda: small_model(TextConfig(), Texts(3)), "cannot be built without its package"),
+        (lambda: small_model(TextConfig(), Texts(3)), "a model of texts cannot be exported to diffusers"),
+        (lambda: small_model(JumpConfig()), "cannot be built without its package"),
     ],
 )
 def test_what_diffusers_cannot_do(model: object, said: str, tmp_path: Path) -> None:
