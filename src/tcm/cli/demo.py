@@ -72,8 +72,8 @@ def playground_line(model: Path, page: Path) -> str:
         try:
             write_page(str(model), None, page)
         except TcmError as error:
-            return f"\nTo generate in your browser: tcm playground {model} --out {page}\n  ({error})"
-    return f"\nTo generate in your browser, open {page}"
+            return f"To generate in your browser: tcm playground {model} --out {page}\n  ({error})"
+    return f"To generate in your browser, open {page}"
 
 
 def show(run: Path, model: Path) -> str:

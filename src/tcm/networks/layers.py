@@ -140,7 +140,7 @@ def class_count(condition: ConditionKind | None) -> int:
 def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
     """Labels (B,) as unit vectors times √count, so that their mean square is 1; no label (−1) is zero.
 
-    A mix of classes is that sum of their vectors.
+    A mix is the weighted sum of the vectors of its classes.
     """
     if isinstance(condition, ClassMix):
         return condition.weights.to(like) * count**0.5

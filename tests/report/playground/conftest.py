@@ -59,7 +59,7 @@ def _make_pages(runtime: Runtime, folder: Path) -> None:
         model.save(folder / name)
     write_playground(models["colours"], "colours", "colours", runtime, folder / "colours.html")
     page = folder / "wide.html"  # as the demo writes it
-    assert playground_line(folder / "wide", page) == f"\nTo generate in your browser, open {page}"
+    assert playground_line(folder / "wide", page) == f"To generate in your browser, open {page}"
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,7 @@ function newEasel(model) {
     },
     /** The upper part of an image's pixels; the rest is left to the model. */
     take(pixels, part) {
+      if (!pixels) return;
       const colourOf = (i) => Array.from({ length: channels }, (_, channel) => pixels[channel * area + i]);
       for (let i = 0; i < area; i++) set(i, i < part * area ? colourOf(i) : null);
     },

@@ -11,6 +11,8 @@ import { sliderPart } from "./slider.js";
 import { themeButton } from "./theme.js";
 import { timeSlider } from "./timescale.js";
 
+const ADDRESS_MILLISECONDS = 150;
+
 async function main() {
   const model = JSON.parse(byId("model").textContent);
   model.size = model.shape.reduce((product, side) => product * side, 1);
@@ -25,9 +27,8 @@ async function main() {
   const samples = samplesPart(model, f, store);
   const slider = sliderPart(model, f, store);
   const drawing = drawingPart(model, f, store, samples.chosen);
-  store.onChange(() => history.replaceState(null, "", writeSettings(store.get())));
-  addEventListener("hashchange", () => store.set(readSettings(model, location.hash)));
-  linkButton();
+  keepInAddress(model, store);
+  linkButton(store);
   shortcuts(slider);
   document.body.dataset.state = "loading";
 
@@ -82,11 +83,21 @@ function stepsField(model, store) {
   show();
 }
 
-function linkButton() {
+/** The address follows the settings a little later, as browsers refuse many changes a second, and they follow it. */
+function keepInAddress(model, store) {
+  let timer = null;
+  store.onChange(() => {
+    clearTimeout(timer);
+    timer = setTimeout(() => history.replaceState(null, "", writeSettings(store.get())), ADDRESS_MILLISECONDS);
+  });
+  addEventListener("hashchange", () => store.set(readSettings(model, location.hash)));
+}
+
+function linkButton(store) {
   const [button, said] = byIds("link", "said");
   button.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(location.href);
+      await navigator.clipboard.writeText(location.href.split("#")[0] + writeSettings(store.get()));
       said.textContent = "Copied.";
     } catch {
       said.textContent = "Copy this page's address: it is the link.";

@@ -1,6 +1,6 @@
 // When to compute: never twice at the same time, and always with the newest settings.
 
-/** A function that runs `work`; calls while it runs make it run once more afterwards. */
+/** A function that runs `work`; calls while it runs make it run once more afterwards, and `work` can ask for them. */
 export function latestOnly(work) {
   let running = null;
   let again = false;
@@ -8,7 +8,7 @@ export function latestOnly(work) {
     try {
       do {
         again = false;
-        await work();
+        await work(() => again);
       } while (again);
     } finally {
       running = null;

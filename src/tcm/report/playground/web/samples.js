@@ -1,6 +1,7 @@
 // The grid of samples, which fills as they are made, and the chosen one large.
 
 import { byId, byIds } from "./dom.js";
+import { latestOnly } from "./pacing.js";
 import { draw, savePng, sheetOf, sized, toPixels } from "./pixels.js";
 import { consistencySteps, noisesOf } from "./sampling.js";
 import { className, classRows, timesOf } from "./settings.js";
@@ -21,11 +22,9 @@ export function samplesPart(model, f, store) {
   const columns = Math.sqrt(model.grid);
   const cells = gridCells(model, grid);
   const images = [];
-  let filling = 0;
   let batch = 1;
 
-  async function fill() {
-    const mine = ++filling;
+  const fill = latestOnly(async (isOutdated) => {
     const settings = store.get();
     const start = performance.now();
     grid.setAttribute("aria-busy", "true");
@@ -33,7 +32,7 @@ export function samplesPart(model, f, store) {
       const seeds = cells.slice(done, done + batch).map((_, i) => settings.seed + done + i);
       const before = performance.now();
       const pixels = await sampled(model, f, settings, seeds);
-      if (mine !== filling) return;
+      if (isOutdated()) return;
       seeds.forEach((seed, i) => show(done + i, seed, pixels.subarray(i * model.size, (i + 1) * model.size)));
       done += seeds.length;
       const perImage = (performance.now() - before) / 1000 / seeds.length;
@@ -42,7 +41,7 @@ export function samplesPart(model, f, store) {
     grid.setAttribute("aria-busy", "false");
     const rate = (1000 * cells.length) / (performance.now() - start);
     speed.textContent = `${rate.toLocaleString("en", { maximumFractionDigits: rate < 10 ? 1 : 0 })} images/s`;
-  }
+  });
 
   function show(index, seed, pixels) {
     images[index] = pixels;
@@ -54,6 +53,7 @@ export function samplesPart(model, f, store) {
   function showLarge() {
     const settings = store.get();
     const seed = settings.seed + settings.image;
+    if (!images[settings.image]) return;
     draw(large, images[settings.image], model.shape);
     caption.textContent = described(model, settings, seed);
     large.setAttribute("aria-label", `The chosen image: ${caption.textContent}`);
