@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Average",
     "Batch",
+    "ClassMix",
     "Classes",
     "Condition",
     "Consistency",

@@ -2,7 +2,7 @@
 
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.averaging import Average, ConstantDecay, PowerDecay
-from tcm.method.conditions import Classes, Condition, Labels, TextEmbeddings
+from tcm.method.conditions import Classes, ClassMix, Condition, Labels, TextEmbeddings
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import PseudoHuber, SquaredL2
 from tcm.method.objectives import (
@@ -23,6 +23,7 @@ from tcm.weights import Model, ModelCard, load
 __all__ = [
     "Average",
     "Batch",
+    "ClassMix",
     "Classes",
     "Condition",
     "Consistency",

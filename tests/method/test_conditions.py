@@ -8,7 +8,7 @@ from elsewhere import ELSEWHERE, Elsewhere, OtherDevice
 from oracles import Exact, NoNetwork, gaussian_denoiser
 from torch import Tensor, nn
 
-from tcm import Batch, Classes, Condition, Denoiser, Diffusion, Labels, SampleStreams, TextEmbeddings
+from tcm import Batch, Classes, ClassMix, Condition, Denoiser, Diffusion, Labels, SampleStreams, TextEmbeddings
 from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Consistency, Distillation, Pairs, TruncatedConsistency
 from tcm.method.preconditioning import Masks
@@ -25,6 +25,12 @@ def labels(count: int) -> Labels:
     return Labels(torch.arange(count))
 
 
+def mixes(count: int) -> ClassMix:
+    """Image i is 1/(i + 1) of class 0, the rest of class 1."""
+    share = 1 / torch.arange(1.0, count + 1)
+    return ClassMix(torch.stack([share, 1 - share], dim=1))
+
+
 def texts(count: int) -> TextEmbeddings:
     """Text i is i + 1 everywhere, its first i mod 3 + 1 tokens count; the null text is 0, of one token."""
     tokens = torch.arange(1.0, count + 1)[:, None, None].expand(count, TOKENS, WIDTH)
@@ -36,6 +42,8 @@ def rows(condition: Condition) -> list[object]:
     """The condition of each image, as plain values."""
     if isinstance(condition, Labels):
         return condition.index.tolist()
+    if isinstance(condition, ClassMix):
+        return condition.weights.tolist()
     assert isinstance(condition, TextEmbeddings)
     return list(zip(condition.tokens.tolist(), condition.mask.tolist(), strict=True))
 
@@ -43,11 +51,13 @@ def rows(condition: Condition) -> list[object]:
 def null_row(condition: Condition) -> object:
     if isinstance(condition, Labels):
         return -1
+    if isinstance(condition, ClassMix):
+        return [0.0, 0.0]
     assert isinstance(condition, TextEmbeddings)
     return condition.null_tokens.tolist(), condition.null_mask.tolist()
 
 
-kinds = pytest.mark.parametrize("make", [labels, texts])
+kinds = pytest.mark.parametrize("make", [labels, mixes, texts])
 
 
 @kinds
@@ -123,6 +133,8 @@ def test_how_classes_are_shown() -> None:
     given = Labels(torch.tensor([1, -1, 0]))
     assert Classes(2).captions(given) == ["class 1", "", "class 0"]
     assert Classes(2, ("cat", "dog")).captions(given) == ["dog", "", "cat"]
+    mix = ClassMix(torch.tensor([[0.75, 0.25], [0.0, 1.0], [0.0, 0.0]]))
+    assert Classes(2, ("cat", "dog")).captions(mix) == ["75% cat, 25% dog", "100% dog", ""]
     assert Classes(3).examples(2).index.tolist() == [0, 1]
     assert Classes(3).examples(10).index.tolist() == [0, 1, 2]
 
@@ -131,6 +143,8 @@ def test_what_a_class_conditional_model_takes() -> None:
     assert Classes(3).takes(Labels(torch.tensor([0, 2, -1])))
     assert not Classes(3).takes(Labels(torch.tensor([0, 3])))
     assert not Classes(3).takes(texts(2))
+    assert Classes(2).takes(mixes(2))
+    assert not Classes(3).takes(mixes(2))
 
 
 def test_a_class_is_drawn_from_its_images_seed() -> None:
@@ -237,3 +251,17 @@ def test_a_network_of_classes_refuses_texts(name: str) -> None:
     network = NETWORKS[name](channels=8, channel_mult=(1,), blocks=1, attention=()).build((1, 2, 2), Classes(3))
     with pytest.raises(TcmError, match="a TextEmbeddings condition does not fit this network; give it class labels"):
         network(torch.zeros(2, *SHAPE), torch.zeros(2), texts(2), None)
+
+
+@pytest.mark.parametrize("name", ["ddpmpp", "edm2"])
+def test_a_mix_of_classes_lies_between_them(name: str) -> None:
+    network = NETWORKS[name](channels=8, channel_mult=(1,), blocks=1, attention=()).build((1, 2, 2), Classes(3))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        x, c_noise = torch.randn(3, *SHAPE), torch.zeros(3)
+        labels = network(x, c_noise, Labels(torch.tensor([2, 0, -1])), None)
+        whole = ClassMix(torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+        torch.testing.assert_close(network(x, c_noise, whole, None), labels)
+        mixed = network(x[:1], c_noise[:1], ClassMix(torch.tensor([[0.5, 0.0, 0.5]])), None)
+        assert not torch.allclose(mixed, labels[:1], rtol=1e-3)

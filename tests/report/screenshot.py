@@ -1,4 +1,7 @@
-"""The README's picture: `python tests/report/screenshot.py runs/digits/report.html docs/images/report.png [HEIGHT]`."""
+"""The README's pictures: `python tests/report/screenshot.py runs/digits/report.html docs/images/report.png [HEIGHT]`.
+
+Also of a playground, when it has drawn everything.
+"""
 
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ def shoot(report: Path, picture: Path, height: int, scheme: str) -> None:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme=scheme)
         page.goto(report.resolve().as_uri())
+        page.wait_for_selector("body:not([data-state]), body[data-state=done]")
         page.screenshot(path=picture)
         browser.close()
 

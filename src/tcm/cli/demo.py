@@ -35,6 +35,7 @@ def demo(
 
     console = Console()
     recipe = resolve("demo", overrides or [])
+    page = run / "playground.html"
     summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
     plan = MeasurementPlan("digits", samples, TIMES)
     measuring = [
@@ -42,7 +43,8 @@ def demo(
         for name in unmeasured_stages(recipe, run)
     ]
     if measuring:
-        summary.unlink(missing_ok=True)
+        for old in (summary, page):
+            old.unlink(missing_ok=True)
     with join("cpu") as processes:
         finished = Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
     if not finished:
@@ -56,6 +58,22 @@ def demo(
         console.print("One step from noise, stage 2, seeds 0 to 15:")
         console.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))
     console.print(Text.from_ansi(summary.read_text()), soft_wrap=True)
+    with console.status("writing the playground"):
+        line = playground_line(model, page)
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def playground_line(model: Path, page: Path) -> str:
+    """Write the page that generates with the model, if it is not there; returns where it is, or how to get it."""
+    from tcm.cli.playground import write_page
+    from tcm.foundation.errors import TcmError
+
+    if not page.exists():
+        try:
+            write_page(str(model), None, page)
+        except TcmError as error:
+            return f"To generate in your browser: tcm playground {model} --out {page}\n  ({error})"
+    return f"To generate in your browser, open {page}"
 
 
 def show(run: Path, model: Path) -> str:

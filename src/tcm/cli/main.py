@@ -15,6 +15,7 @@ from tcm.cli.evaluate import best_times, evaluation
 from tcm.cli.export import export_weights
 from tcm.cli.flags import Group
 from tcm.cli.plan import plan
+from tcm.cli.playground import playground
 from tcm.cli.push import push_model
 from tcm.cli.report import report
 from tcm.cli.sample import sample
@@ -57,6 +58,7 @@ app.command("eval")(evaluation)
 app.command("times")(best_times)
 app.command()(report)
 app.command()(watch)
+app.command()(playground)
 app.add_typer(study.app, name="study")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")

