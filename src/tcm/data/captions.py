@@ -71,9 +71,7 @@ class EncodedCaptions(Annotations):
         self.captions = captions
         self._kind = Texts.of(encoder, kind.tokens, tuple(dict.fromkeys(shown)))
         empty = encoder.encode([], kind.tokens)
-        self._null = TextEmbeddings(
-            empty.tokens.half(), empty.mask, empty.null_tokens.half(), empty.null_mask
-        )
+        self._null = TextEmbeddings(empty.tokens.half(), empty.mask, empty.null_tokens.half(), empty.null_mask)
         self._tokens: NDArray[np.float16] = np.empty((len(captions), kind.tokens, kind.width), np.float16)
         self._mask: NDArray[np.bool_] = np.empty((len(captions), kind.tokens), np.bool_)
         self._encoded: NDArray[np.bool_] = np.zeros(-(-len(captions) // AT_ONCE), np.bool_)
@@ -118,5 +116,8 @@ class EncodedCaptions(Annotations):
 def read_by(dataset: Dataset, expected: ConditionKind | None) -> Dataset:
     """The data set with its captions as the `expected` encoder reads them; unchanged if no texts are expected."""
     if isinstance(expected, Texts) and isinstance(dataset.annotations, Captions):
-        dataset.annotations = EncodedCaptions(dataset.annotations, expected)
+        encoded = EncodedCaptions(dataset.annotations, expected)
+        if not dataset.in_memory:  # processes will read it, none of which should load an encoder
+            encoded.condition(np.arange(dataset.count))
+        dataset.annotations = encoded
     return dataset

@@ -10,7 +10,16 @@ from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.edm2 import EDM2Config
 from tcm.networks.text_unet import TextUNetConfig
 
-__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "TextUNetConfig", "networks"]
+__all__ = [
+    "NETWORKS",
+    "AnyNetwork",
+    "DDPMppConfig",
+    "EDM2Config",
+    "ImageShape",
+    "NetworkConfig",
+    "TextUNetConfig",
+    "networks",
+]
 
 NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config, "text_unet": TextUNetConfig}
 

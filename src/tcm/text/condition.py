@@ -78,8 +78,11 @@ class Texts(ConditionKind):
         return self.encode([str(text) for text in given])
 
     def encode(self, texts: Sequence[str]) -> TextEmbeddings:
-        """The condition of these texts."""
-        return self.load_encoder().encode(texts, self.tokens)
+        """The condition of these texts; each is encoded once."""
+        different = list(dict.fromkeys(texts))
+        numbers = {text: number for number, text in enumerate(different)}
+        rows = torch.tensor([numbers[text] for text in texts], dtype=torch.long)
+        return self.load_encoder().encode(different, self.tokens).select(rows)
 
     def draw(self, seeds: Sequence[int]) -> TextEmbeddings:
         """One of the kind's own prompts for each seed."""
