@@ -36,7 +36,7 @@ class CaptionStream(Stream):
         self.where, self.identity, self.shards, self.shape = inner.where, inner.identity, inner.shards, inner.shape
         self._inner = inner
         self._kind = Texts.of(kind.load_encoder(), kind.tokens, kind.prompts)
-        self._uses_stored = stored == self._kind
+        self.uses_stored = stored == self._kind
         self._seen = self._left_out = 0
         null = self._kind.encode([])
         self._null = null.null_tokens.half(), null.null_mask
@@ -49,7 +49,7 @@ class CaptionStream(Stream):
     def with_channels(self, channels: int) -> Self:
         """Return this stream with its images converted to grey (1) or RGB (3)."""
         converted = type(self)(self._inner.with_channels(channels), self._kind)
-        converted._uses_stored = self._uses_stored
+        converted.uses_stored = self.uses_stored
         return converted
 
     def shard(self, number: int) -> Iterator[Sample]:
@@ -71,7 +71,7 @@ class CaptionStream(Stream):
 
     def condition(self, samples: Sequence[Sample]) -> TextEmbeddings:
         """Return the embeddings of the samples' captions, in float16."""
-        if self._uses_stored and all(sample.embedding is not None for sample in samples):
+        if self.uses_stored and all(sample.embedding is not None for sample in samples):
             return self._stored(samples)
         found = self._kind.load_encoder().encode(
             [sample.caption or "" for sample in samples], self._kind.tokens, warn=False
