@@ -57,7 +57,7 @@ def make_recipe(home: Path, *overrides: str, encoder_hash: str = "") -> Recipe:
     kind = texts(home / "bert", TOKENS)
     fields = f"encoder='{kind.encoder}', encoder_hash='{encoder_hash}', width=16, tokens={TOKENS}, "
     fields += "prompts=['a red cat', 'the blue dog']"
-    network = "channels=8, channel_mult=[1, 2], attention=[], cross_attention=[4, 2], heads=2, dropout=0.1"
+    network = "channels=8, channel_mult=[1, 2], patch=2, attention=[], cross_attention=[4, 2], heads=2, dropout=0.1"
     words = ["steps=4", "batch=8", "log_every=2", "checkpoint_every=2", "sample_every=0", "precision=fp32"]
     return resolve(
         "emoji-text",
