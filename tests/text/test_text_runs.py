@@ -1,7 +1,10 @@
 """A text-to-image run from captions to a report: trained, resumed, sampled, measured, shown."""
 
 import json
+import re
+import shlex
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -258,3 +261,30 @@ def test_the_report_shows_the_prompts(run: Path, monkeypatch: pytest.MonkeyPatch
     assert "From left to right: a red cat; the blue dog" in page
     assert "Heun, guidance 2" in page
     assert "nearest by pixels" in page
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "text-to-image.md"
+BLOCKS = re.findall(r"```(sh|python|toml)\n(.*?)```", PAGE.read_text("utf-8"), flags=re.S)
+ONLY_PARSED = ("tcm data", "tcm text", "tcm train", "tcm eval", "tcm report")
+"""What needs the network or hours: with --help, which parses every option and stops."""
+
+
+def test_the_page_does_what_it_says(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "emoji-text")
+    monkeypatch.chdir(tmp_path)
+    commands = [line.split("  #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+    assert {command.split()[1] for command in commands} == {"data", "text", "train", "sample", "report", "eval"}
+    for command in commands:
+        words = shlex.split(command)[1:]
+        invoke(*words, *(["--help"] if command.startswith(ONLY_PARSED) else ["-n", "1", "--overwrite"]))
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(text, {})
+        if kind == "toml":
+            tcm.Texts(**tomllib.loads(text)["condition"])
+
+
+def test_the_page_links_to_what_exists() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", PAGE.read_text("utf-8"))
+    assert links
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []
