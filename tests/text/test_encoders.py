@@ -90,6 +90,7 @@ def test_what_is_missing_is_said(folder: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(TcmError, match="/nowhere is not a folder with a text encoder; give one, a hub id"):
         load_encoder("/nowhere")
     monkeypatch.setenv("TCM_DATA", str(tmp_path))
+    load_encoder.cache_clear()
     with pytest.raises(TcmError, match="minilm is not on this machine yet; run `tcm text fetch minilm`"):
         load_encoder("minilm")
     with pytest.raises(TcmError, match="no text encoder called 't5' to fetch; choose minilm"):
