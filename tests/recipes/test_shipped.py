@@ -92,6 +92,7 @@ def test_stages() -> None:
         "fashion-mnist": three,
         "cifar10-small": three,
         "cifar10-16": ["diffusion", "consistency", "continued", "truncated"],
+        "emoji-text": three,
         "cifar10": two,
         "imagenet64-s": two,
         "imagenet64-xl": ["truncated"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tcm.data import Broken, Dataset, Summary
     from tcm.data.pictures import Pictures
     from tcm.data.prepare import Form
+    from tcm.text.condition import Texts
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
@@ -35,7 +36,7 @@ CROP_HELP = (
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, fashion-mnist or mnist.")],
+    name: Annotated[str, typer.Argument(help="cifar10, emoji, fashion-mnist or mnist.")],
     out: Annotated[
         Path | None, typer.Option(help="The .npz to write; by default in the cache, where tcm finds it by name.")
     ] = None,
@@ -103,19 +104,38 @@ def prepare(
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
     skip_broken: SkipBroken = False,
+    text_encoder: Annotated[
+        str | None,
+        typer.Option(help="Also store the captions as this encoder reads them: minilm, a folder, or a hub id."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each caption to store. [all that the encoder takes]")
+    ] = None,
 ) -> None:
-    """Crop and resize images to one size, and write them as a zip or as shards."""
+    """Crop and resize images to one size, and write them as a zip or as shards; captions and classes come along."""
     from tcm.data.opening import open_pictures
     from tcm.data.prepare import Crop, check_target, survey, usual_form
+    from tcm.text.condition import Texts
+    from tcm.text.encoders import load_encoder
 
-    check_target(target)
+    if tokens is not None and text_encoder is None:
+        raise TcmError(f"--tokens {tokens} needs --text-encoder; give both or none")
+    encoder = None if text_encoder is None else Texts.of(load_encoder(text_encoder), tokens)
+    check_target(target, encoder)
     pictures = open_pictures(source, split)
     form = usual_form(survey(pictures), _parsed_size(size))
     form = replace(form, crop=form.crop if crop is None else Crop(crop), channels=channels or form.channels)
-    write_in_form(pictures, form, target, skip_broken, workers)
+    write_in_form(pictures, form, target, skip_broken, workers, encoder)
 
 
-def write_in_form(source: Pictures | Dataset, form: Form, target: Path, skip_broken: bool, workers: int) -> None:
+def write_in_form(
+    source: Pictures | Dataset,
+    form: Form,
+    target: Path,
+    skip_broken: bool,
+    workers: int,
+    encoder: Texts | None = None,
+) -> None:
     """Write the images of a source in one form, and say which form and what was left out."""
     from rich.console import Console
     from rich.progress import track
@@ -125,7 +145,7 @@ def write_in_form(source: Pictures | Dataset, form: Form, target: Path, skip_bro
     preparation = Preparation(source, form)
     images = prepared_images(preparation, skip_broken, workers)
     shown = track(images, "preparing", total=preparation.count, console=Console(stderr=True), transient=True)
-    written, skipped = write_prepared(target, shown, preparation.labels)
+    written, skipped = write_prepared(target, shown, preparation.annotations, encoder)
     _name_skipped(skipped)
     _say(f"{written:,} images ({form}): {target}")
 
@@ -152,6 +172,8 @@ def _table(title: str, summary: Summary) -> Table:
     if len(summary.class_counts) > 20:
         counts = [count for _, count in summary.class_counts]
         table.add_row("  ...", f"from {min(counts):,} to {max(counts):,} images per class")
+    if summary.captions:
+        table.add_row("captions", f"{summary.captions:,}")
     table.add_row("mean", "  ".join(f"{value:+.4f}" for value in summary.mean) + "  (pixels in [-1, 1])")
     table.add_row("standard deviation", "  ".join(f"{value:.4f}" for value in summary.std))
     table.add_row("sigma_data", f"{summary.sigma_data:.4f}")

@@ -1,5 +1,7 @@
 """The steps of `tcm eval` and `tcm times`: what is opened, measured and printed."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,9 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tcm.data import Dataset, Stream, open_data, open_dataset
-from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
+from tcm.evaluation.evaluate import METRICS, Metric, evaluate
 from tcm.evaluation.features import Detector
-from tcm.evaluation.generation import Conditions, Sampling, generate
 from tcm.evaluation.measurement import Subject
 from tcm.evaluation.references import (
     Reference,
@@ -23,11 +24,11 @@ from tcm.evaluation.references import (
     stream_reference,
 )
 from tcm.evaluation.scores import Comparison, Score
-from tcm.evaluation.sharing import share, shared_hash
+from tcm.evaluation.sharing import shared_hash
 from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
-from tcm.weights import Model
+from tcm.method.conditions import ConditionKind
 
 
 def is_images(target: str) -> bool:
@@ -45,11 +46,13 @@ def chosen_metrics(text: str) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS if metric in chosen)
 
 
-def dataset_for(data: str, split: str) -> Dataset:
-    """The data set itself, for what needs more than its statistics."""
+def dataset_for(data: str, split: str, expected: ConditionKind | None) -> Dataset:
+    """The data set itself, for what needs more than its statistics; its captions as the model's encoder reads them."""
     if is_published(Path(data)):
-        raise TcmError(f"{data} holds only statistics, but --dfid and --data-conditions need images; give a data set")
-    return open_dataset(data, split=split)
+        raise TcmError(
+            f"{data} holds only statistics, but --dfid, --data-conditions and --retrieval need images; give a data set"
+        )
+    return open_dataset(data, split=split, expected=expected)
 
 
 def reference_for(
@@ -88,24 +91,6 @@ def score_images(
     own = dataset.count // processes.count
     images = counter(processes)(dataset_batches(dataset, batch, processes), own, "measuring")
     subject = Subject(name, shared_hash(processes, dataset))
-    return evaluate(images, reference, subject, metrics, processes)
-
-
-def score_model(
-    model: Model,
-    name: str,
-    seeds: Sequence[int],
-    sampling: Sampling,
-    reference: Reference,
-    metrics: Sequence[Metric],
-    batch: int,
-    processes: Processes,
-    condition: Conditions | None = None,
-) -> list[Score]:
-    """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
-    own = share(processes, seeds)
-    images = counter(processes)(generate(model, own, sampling, batch, condition), len(own), "sampling")
-    subject = model_subject(model, name, sampling, seeds[0], given=condition is not None)
     return evaluate(images, reference, subject, metrics, processes)
 
 

@@ -1,7 +1,6 @@
 """Open a data set by name or path; what it is follows from its content."""
 
 import json
-import os
 import re
 import zipfile
 from importlib.metadata import entry_points
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcm.data.arrays import open_npy, open_npz
+from tcm.data.captions import read_by
 from tcm.data.cifar import open_cifar, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, Dataset, Pixels
 from tcm.data.huggingface import HUB, SAVED_MARKS, RowPictures
@@ -20,18 +20,15 @@ from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import find_class
+from tcm.method.conditions import ConditionKind
+from tcm.text.condition import Texts
 
-FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
+FETCHABLE = ("cifar10", "emoji", "fashion-mnist", "mnist")
 STREAM = "stream:"
 ENTRY_POINTS = "tcm.data"
-
-
-def data_folder() -> Path:
-    """Return where fetched data sets are kept: $TCM_DATA, or tcm in the user's cache folder."""
-    chosen = os.environ.get("TCM_DATA")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcm"
 
 
 def open_dataset(
@@ -41,6 +38,7 @@ def open_dataset(
     skip_broken: bool = False,
     split: str = "train",
     memory_limit: int = 2**30,
+    expected: ConditionKind | None = None,
 ) -> Dataset:
     """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, `hf://owner/name`.
 
@@ -49,7 +47,7 @@ def open_dataset(
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
     that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
     Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets
-    each time they are read.
+    each time they are read. If texts are `expected`, the images' captions are encoded in that way.
 
     >>> open_dataset("digits").shape
     (1, 8, 8)
@@ -57,8 +55,8 @@ def open_dataset(
     check_channels(channels)
     opened = _open(path, split)
     if isinstance(opened, Pictures):
-        return open_images(opened, channels, skip_broken, memory_limit)
-    return opened if channels is None else with_channels(opened, channels)
+        return read_by(open_images(opened, channels, skip_broken, memory_limit), expected)
+    return read_by(opened if channels is None else with_channels(opened, channels), expected)
 
 
 def check_channels(channels: int | None) -> None:
@@ -188,14 +186,26 @@ def _open_zip(path: Path, split: str) -> Pictures | Dataset:
 
 def shard_class_names(folder: Path) -> tuple[str, ...]:
     """Read the class names that `tcm data prepare` writes next to shards."""
+    return tuple(str(name) for name in _described_shards(folder).get("class_names", []))
+
+
+def shard_texts(folder: Path) -> Texts | None:
+    """Read which encoder's embeddings `tcm data prepare` has written into shards; None if it has not."""
+    written = _described_shards(folder).get("text")
+    return None if written is None else Texts(**written)
+
+
+def _described_shards(folder: Path) -> dict[str, Any]:
     source = folder / DATASET_JSON
     if not source.is_file():
-        return ()
+        return {}
     try:
-        names = json.loads(source.read_bytes()).get("class_names", [])
-    except (ValueError, AttributeError, RecursionError) as error:
+        found = json.loads(source.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not the JSON object that describes shards ({error}); fix or remove it") from error
-    return tuple(str(name) for name in names)
+    if not isinstance(found, dict):
+        raise TcmError(f"{source} is not the JSON object that describes shards; fix or remove it")
+    return found
 
 
 def only_train(name: str, split: str) -> None:

@@ -5,8 +5,8 @@ A sampler is a generator over its steps; the last step's `x` are the images.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -119,6 +119,18 @@ class Sampler(ABC):
     def name(self, steps: int) -> str:
         """A short name for tables."""
 
+    @property
+    def uses_null(self) -> bool:
+        """Whether the images depend on the null condition too."""
+        return False
+
+    def guided(self, scale: float) -> Self:
+        """The same sampler, guided by this scale; 1 is no guidance."""
+        raise TcmError(
+            f"guidance={scale:g}: a {self.model} model is not guided while it is sampled; its guidance is that of its "
+            "training"
+        )
+
 
 @dataclass(frozen=True)
 class ConsistencySampler(Sampler):
@@ -176,9 +188,10 @@ class ConsistencySampler(Sampler):
 
 @dataclass(frozen=True)
 class HeunSampler(Sampler):
-    """A diffusion model: Heun's method along the probability-flow ODE."""
+    """A diffusion model: Heun's method along the probability-flow ODE, with classifier-free guidance or without."""
 
     kind: Literal["heun"] = "heun"
+    guidance: float = 1.0
 
     model = "diffusion"
     usual_steps = (18,)
@@ -197,19 +210,27 @@ class HeunSampler(Sampler):
         """`steps` steps (18 by default)."""
         if times is not None:
             raise TcmError(f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18")
-        return heun_steps(f, self._steps(steps), streams, condition, first=first)
+        return heun_steps(f, self._steps(steps), streams, condition, self.guidance, first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `Heun, 18 steps, 35 evaluations`."""
-        return f"Heun, {self._steps(steps)} steps, {self.evaluations(self._steps(steps))} evaluations"
+        guidance = f", guidance {self.guidance:g}" if self.uses_null else ""
+        return f"Heun, {self._steps(steps)} steps, {self.evaluations(self._steps(steps))} evaluations{guidance}"
 
     def evaluations(self, steps: int) -> int:
-        """Two for each step, one for the last."""
-        return 2 * steps - 1
+        """Two for each step, one for the last; guidance doubles them."""
+        return (2 * steps - 1) * (2 if self.uses_null else 1)
+
+    @property
+    def uses_null(self) -> bool:
+        return self.guidance != 1
+
+    def guided(self, scale: float) -> Self:
+        return replace(self, guidance=scale)
 
     def name(self, steps: int) -> str:
         """Heun, whatever the number of steps."""
-        return "Heun"
+        return f"Heun, guidance {self.guidance:g}" if self.uses_null else "Heun"
 
     def _steps(self, steps: int | None) -> int:
         return self.usual_steps[0] if steps is None else steps

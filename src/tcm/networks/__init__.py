@@ -8,10 +8,20 @@ from tcm.foundation.plugins import all_classes, reader_of
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.edm2 import EDM2Config
+from tcm.networks.text_unet import TextUNetConfig
 
-__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "networks"]
+__all__ = [
+    "NETWORKS",
+    "AnyNetwork",
+    "DDPMppConfig",
+    "EDM2Config",
+    "ImageShape",
+    "NetworkConfig",
+    "TextUNetConfig",
+    "networks",
+]
 
-NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config}
+NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config, "text_unet": TextUNetConfig}
 
 
 def networks() -> dict[str, type[NetworkConfig]]:
