@@ -3,7 +3,7 @@
 EXTRAS = {
     "data": ("webdataset", "datasets"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "t2i": ("diffusers", "transformers"),
+    "t2i": ("diffusers", "transformers", "peft"),
     "track": ("tensorboard", "wandb", "trackio"),
 }
 

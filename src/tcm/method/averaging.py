@@ -63,7 +63,10 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: Decay) -> None:
         self.decay = decay
-        self._state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        fixed = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        # What does not move is its own average: no second copy of it.
+        self._state = {name: tensor if name in fixed else tensor.clone() for name, tensor in state.items()}
 
     @torch.no_grad()
     def update(self, module: nn.Module, iteration: int) -> None:

@@ -7,11 +7,25 @@ from pydantic import BeforeValidator, SerializeAsAny
 from tcm.foundation.plugins import all_classes, reader_of
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
+from tcm.networks.diffusers_unet import DiffusersUNetConfig
 from tcm.networks.edm2 import EDM2Config
 
-__all__ = ["NETWORKS", "AnyNetwork", "DDPMppConfig", "EDM2Config", "ImageShape", "NetworkConfig", "networks"]
+__all__ = [
+    "NETWORKS",
+    "AnyNetwork",
+    "DDPMppConfig",
+    "DiffusersUNetConfig",
+    "EDM2Config",
+    "ImageShape",
+    "NetworkConfig",
+    "networks",
+]
 
-NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config}
+NETWORKS: dict[str, type[NetworkConfig]] = {
+    "ddpmpp": DDPMppConfig,
+    "edm2": EDM2Config,
+    "diffusers-unet": DiffusersUNetConfig,
+}
 
 
 def networks() -> dict[str, type[NetworkConfig]]:

@@ -188,6 +188,7 @@ def _check_whole(recipe: Recipe) -> None:
             )
     if recipe.classes is not None and recipe.condition is not None:
         raise TcmError(f"classes={recipe.classes} and condition={recipe.condition} cannot both be given; give one")
+    recipe.network.check_scales(recipe.sigma_data, recipe.t_max)
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):

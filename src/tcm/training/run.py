@@ -267,7 +267,7 @@ class Run:
         """Move the models to the device; shard and compile them as the run's options say."""
         stage, roles = recipe.stages[name], roles_of(recipe, name)
         for key, model in models.items():
-            model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
+            model.to(self.processes.device).denoiser.learn(roles[key].trained)
             if roles[key].precision == "bf16":
                 store_in_bfloat16(model.denoiser.network)
             if self.options.sharded:

@@ -114,6 +114,7 @@ class ModelCard(BaseModel):
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
+        self.network.check_scales(self.sigma_data, self.t_max)
         return self
 
 
