@@ -40,6 +40,7 @@ __all__ = [
     "Sampler",
     "SquaredL2",
     "TextEmbeddings",
+    "Texts",
     "TruncatedConsistency",
     "Uncertainty",
     "load",

@@ -18,6 +18,7 @@ from tcm.method.preconditioning import Denoiser, Network, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.method.times import LogNormal, LogStudentT
 from tcm.networks import DDPMppConfig, EDM2Config, NetworkConfig
+from tcm.text.condition import Texts
 from tcm.weights import Model, ModelCard, load
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Sampler",
     "SquaredL2",
     "TextEmbeddings",
+    "Texts",
     "TruncatedConsistency",
     "Uncertainty",
     "load",

@@ -20,8 +20,8 @@ from tcm.data.cifar import CLASS_NAMES, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset
 from tcm.data.decode import decode_picture
 from tcm.data.idx import open_idx_folder
-from tcm.data.opening import FETCHABLE, data_folder
-from tcm.foundation.downloads import announce, download
+from tcm.data.opening import FETCHABLE
+from tcm.foundation.downloads import announce, data_folder, download
 from tcm.foundation.errors import TcmError
 
 Splits = dict[str, Dataset]

@@ -18,7 +18,7 @@ from typing import Self
 import PIL
 
 from tcm.data.dataset import Dataset
-from tcm.data.opening import data_folder
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import write_text
 

@@ -1,7 +1,6 @@
 """Open a data set by name or path; what it is follows from its content."""
 
 import json
-import os
 import re
 import zipfile
 from importlib.metadata import entry_points
@@ -20,18 +19,13 @@ from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import find_class
 
 FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
 STREAM = "stream:"
 ENTRY_POINTS = "tcm.data"
-
-
-def data_folder() -> Path:
-    """Return where fetched data sets are kept: $TCM_DATA, or tcm in the user's cache folder."""
-    chosen = os.environ.get("TCM_DATA")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcm"
 
 
 def open_dataset(

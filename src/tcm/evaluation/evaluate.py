@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from tcm.data.opening import data_folder
 from tcm.evaluation import inception_weights
 from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
@@ -17,6 +16,7 @@ from tcm.evaluation.references import Observed, Reference, observe
 from tcm.evaluation.scores import ConditionSource, Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.weights import Model

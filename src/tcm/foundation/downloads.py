@@ -1,5 +1,6 @@
 """Downloads: what and how large is said before they start, on stderr; a cut connection is an error."""
 
+import os
 import shutil
 import sys
 import urllib.request
@@ -7,6 +8,12 @@ from pathlib import Path
 
 SILENT_SECONDS = 20.0
 """A server that sends nothing for so long is given up."""
+
+
+def data_folder() -> Path:
+    """Where fetched data sets and weights are kept: $TCM_DATA, or tcm in the user's cache folder."""
+    chosen = os.environ.get("TCM_DATA")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcm"
 
 
 def download(url: str, target: Path, what: str) -> None:

@@ -5,7 +5,7 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import torch
@@ -65,29 +65,40 @@ class Labels(Condition):
 class TextEmbeddings(Condition):
     """A text encoder's outputs (B, tokens, width) and which of them count (B, tokens).
 
-    `null_tokens` (tokens, width) and `null_mask` (tokens,) are those of the text that stands for no text.
+    `null_tokens` (tokens, width) and `null_mask` (tokens,) are those of the text that stands for no text: the empty
+    one, or a negative prompt. `texts` are what was encoded, if anyone will read it.
     """
 
     tokens: Tensor
     mask: Tensor
     null_tokens: Tensor
     null_mask: Tensor
+    texts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     def select(self, rows: Tensor | slice) -> Self:
-        return type(self)(self.tokens[rows], self.mask[rows], self.null_tokens, self.null_mask)
+        kept = torch.arange(len(self))[rows].tolist() if self.texts else []
+        texts = tuple(self.texts[row] for row in kept)
+        return replace(self, tokens=self.tokens[rows], mask=self.mask[rows], texts=texts)
 
     def keep(self, kept: Tensor) -> Self:
+        texts = tuple(
+            text if one else "" for text, one in zip(self.texts, kept.tolist() if self.texts else (), strict=True)
+        )
         kept = to_device(kept, self.tokens.device)
         tokens = torch.where(kept[:, None, None], self.tokens, self.null_tokens)
         mask = torch.where(kept[:, None], self.mask, self.null_mask)
-        return type(self)(tokens, mask, self.null_tokens, self.null_mask)
+        return replace(self, tokens=tokens, mask=mask, texts=texts)
 
     def to(self, device: torch.device) -> Self:
         parts = (self.tokens, self.mask, self.null_tokens, self.null_mask)
-        return type(self)(*(to_device(part, device) for part in parts))
+        return type(self)(*(to_device(part, device) for part in parts), texts=self.texts)
+
+    def against(self, negative: Self) -> Self:
+        """The same texts; the null condition is the first text of `negative`."""
+        return replace(self, null_tokens=negative.tokens[0], null_mask=negative.mask[0])
 
 
 ConditionChoice = int | str | Sequence[int | str]
@@ -98,8 +109,7 @@ ConditionChoice = int | str | Sequence[int | str]
 class ConditionKind(ABC):
     """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
 
-    In a card its field `kind` names the class: one of `CONDITION_KINDS`, an entry point of `tcm.conditions`, or
-    `module:Class`.
+    In a card its field `kind` names the class: one of ours, an entry point of `tcm.conditions`, or `module:Class`.
     """
 
     @abstractmethod
@@ -138,6 +148,14 @@ class ConditionKind(ABC):
     @abstractmethod
     def captions(self, condition: Condition) -> list[str]:
         """A few words on each image's condition."""
+
+    def settle(self, found: "ConditionKind") -> "ConditionKind | None":
+        """The kind of a model whose recipe asks for this one and whose data has `found`; None if they differ."""
+        return found if found == self else None
+
+    def with_negative(self, condition: Condition, negative: str) -> Condition:
+        """The condition, with this text as what guidance steers away from."""
+        raise TcmError(f"negative={negative!r} is for models that take texts, but this one takes {self}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -213,7 +231,3 @@ class Classes(ConditionKind):
         if index < 0:
             return ""
         return self.names[index] if self.names else f"class {index}"
-
-
-CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes}
-"""The kinds of conditions in this package, by name."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ class Sampler(ABC):
     def evaluations(self, steps: int) -> int:
         """Evaluations of the network per image."""
 
-    def from_marginal(self) -> "Sampler":
+    def from_marginal(self) -> Self:
         """The sampler that begins with the variance of the data too, if it can."""
         return self
 
@@ -121,6 +121,18 @@ class Sampler(ABC):
     @abstractmethod
     def name(self, steps: int) -> str:
         """A short name for tables."""
+
+    @property
+    def uses_null(self) -> bool:
+        """Whether the images depend on the null condition too."""
+        return False
+
+    def guided(self, scale: float) -> Self:
+        """The same sampler, guided by this scale; 1 is no guidance."""
+        raise TcmError(
+            f"guidance={scale:g}: a {self.model} model is not guided while it is sampled; its guidance is that of its "
+            "training"
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,7 @@ class ConsistencySampler(Sampler):
         """`steps` steps (1 by default), or the times themselves."""
         return consistency_steps(f, self._times(f, steps, times), streams, condition, first, self.marginal)
 
-    def from_marginal(self) -> "ConsistencySampler":
+    def from_marginal(self) -> Self:
         return replace(self, marginal=True)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
@@ -186,9 +198,10 @@ class ConsistencySampler(Sampler):
 
 @dataclass(frozen=True)
 class HeunSampler(Sampler):
-    """A diffusion model: Heun's method along the probability-flow ODE."""
+    """A diffusion model: Heun's method along the probability-flow ODE, with classifier-free guidance or without."""
 
     kind: Literal["heun"] = "heun"
+    guidance: float = 1.0
 
     model = "diffusion"
     usual_steps = (18,)
@@ -207,15 +220,23 @@ class HeunSampler(Sampler):
         """`steps` steps (18 by default)."""
         if times is not None:
             raise TcmError(f"times={list(times)} are for consistency models; a diffusion model takes steps, such as 18")
-        return heun_steps(f, self._steps(steps), streams, condition, first=first)
+        return heun_steps(f, self._steps(steps), streams, condition, self.guidance, first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `Heun, 18 steps, 35 evaluations`."""
-        return f"Heun, {self._steps(steps)} steps, {self.evaluations(self._steps(steps))} evaluations"
+        guidance = f", guidance {self.guidance:g}" if self.uses_null else ""
+        return f"Heun, {self._steps(steps)} steps, {self.evaluations(self._steps(steps))} evaluations{guidance}"
 
     def evaluations(self, steps: int) -> int:
-        """Two for each step, one for the last."""
-        return 2 * steps - 1
+        """Two for each step, one for the last; guidance doubles them."""
+        return (2 * steps - 1) * (2 if self.uses_null else 1)
+
+    @property
+    def uses_null(self) -> bool:
+        return self.guidance != 1
+
+    def guided(self, scale: float) -> Self:
+        return replace(self, guidance=scale)
 
     def name(self, steps: int) -> str:
         """Heun, whatever the number of steps."""

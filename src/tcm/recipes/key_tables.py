@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tcm.method.conditions import CONDITION_KINDS, ConditionKind
+from tcm.method.conditions import ConditionKind
 from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import Distance
 from tcm.method.preconditioning import PRECONDITIONINGS, Preconditioning
@@ -21,6 +21,7 @@ from tcm.recipes.stages import STAGES, GuardSpec, Stage
 from tcm.recipes.stages.base import TIMES
 from tcm.recipes.stages.consistency import DISTANCES
 from tcm.recipes.tables import TAGS, toml_value
+from tcm.weights.model import CONDITION_KINDS
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 

@@ -61,8 +61,9 @@ def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
         raise TcmError(
             f"conditional=true, but data.path={recipe.data.path} has no {lacking}; add them or set conditional=false"
         )
-    if expected is not None and found != expected:
+    settled = found if expected is None or found is None else expected.settle(found)
+    if expected is not None and settled is None:
         has = f"no {lacking}" if found is None else found
         said = f"condition is {expected}" if recipe.classes is None else f"classes={recipe.classes}"
         raise TcmError(f"data.path={recipe.data.path} has {has}, but {said}; correct one of them")
-    return found if recipe.conditional else None
+    return settled if recipe.conditional else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,10 +27,11 @@ from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import reader_of
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import CONDITION_KINDS, Condition, ConditionChoice, ConditionKind
+from tcm.method.conditions import Classes, Condition, ConditionChoice, ConditionKind
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Denoiser, Preconditioning, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
+from tcm.text.condition import Texts
 from tcm.weights.tensors import check_tensors, load_tensors
 
 FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -40,6 +41,7 @@ SAMPLERS: dict[str, type[Sampler]] = {"consistency": ConsistencySampler, "heun":
 AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(reader_of(SAMPLERS, Sampler, "tcm.samplers"))]
 """A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.samplers`, or `module:Class`."""
 
+CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes, "text": Texts}
 
 AnyCondition = Annotated[
     SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.conditions"))
@@ -216,15 +218,22 @@ class Model:
         seed: int = 0,
         seeds: Sequence[int] | None = None,
         labels: ConditionChoice | None = None,
+        prompts: str | Sequence[str] | None = None,
+        negative: str | None = None,
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
         """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its condition alone.
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
-        (18 by default) of Heun's method. `labels` are classes by number or name, one for all images or one for each; a
-        `condition` is a value as the network takes it. Without either, each image's condition is drawn from its seed.
+        (18 by default) of Heun's method. `labels` are classes by number or name, `prompts` are texts, one for all
+        images or one for each; a `condition` is a value as the network takes it. Without any, each image's condition is drawn
+        from its seed. Guidance (`guided`) steers away from the `negative` prompt, or from the empty one.
         """
+        if labels is not None and prompts is not None:
+            raise TcmError(f"labels={labels} and prompts={prompts} cannot both be given; give one of them")
+        if count is None and seeds is None and prompts is not None and not isinstance(prompts, str):
+            count = len(prompts)
         if seeds is not None and count is not None and count != len(seeds):
             raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
         if steps is not None and times is not None:
@@ -233,7 +242,8 @@ class Model:
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise TcmError(f"{name}={number!r} must be a whole number of at least 1")
         seeds = list(seeds) if seeds is not None else list(range(seed, seed + (1 if count is None else count)))
-        condition = self._condition(seeds, labels, condition)
+        condition = self._condition(seeds, labels if prompts is None else prompts, condition)
+        condition = self._with_negative(condition, negative)
         device = next(self.denoiser.parameters()).device
         parts = []
         for start in range(0, len(seeds), batch):
@@ -242,6 +252,23 @@ class Model:
             steps_ = self.sampler.run(self.denoiser, SampleStreams(seeds[rows]), some, steps=steps, times=times)
             parts.append(last(steps_).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
+
+    def guided(self, scale: float) -> Self:
+        """The same model, sampled with classifier-free guidance of this scale; only diffusion models can be."""
+        return replace(self, card=self.card.model_copy(update={"sampler": self.sampler.guided(scale)}))
+
+    def _with_negative(self, condition: Condition | None, negative: str | None) -> Condition | None:
+        if negative is None:
+            return condition
+        if condition is None or self.card.condition is None:
+            raise TcmError(f"negative={negative!r} given, but this model is unconditional; leave negative out")
+        changed = self.card.condition.with_negative(condition, negative)
+        if not self.sampler.uses_null:
+            raise TcmError(
+                f"negative={negative!r} has no effect on a {self.sampler.model} model that is sampled without "
+                "guidance; leave it out, or guide a diffusion model, as with guided(4.0) or --guidance 4"
+            )
+        return changed
 
     def _condition(self, seeds: list[int], labels: ConditionChoice | None, given: Condition | None) -> Condition | None:
         kind = self.card.condition
