@@ -17,7 +17,8 @@ class Texts(ConditionKind):
     """A text, as a frozen `encoder` reads it: `tokens` vectors of `width` numbers.
 
     `encoder` says where the encoder is: a fetched one's name, a folder, or a hub id. `encoder_hash`, the SHA-256 of its
-    weights and vocabulary, says which one it is. `prompts` are those that a model is shown with if nobody gives any.
+    weights and vocabulary, says which one it is. `prompts` are those that a model is shown with if nobody gives any. `negative` is the text that
+    stands for no text: what guidance steers away from, empty or a negative prompt.
     """
 
     encoder: str = field(compare=False)
@@ -25,6 +26,7 @@ class Texts(ConditionKind):
     tokens: int
     encoder_hash: str = ""
     prompts: tuple[str, ...] = field(default=(), compare=False)
+    negative: str = field(default="", compare=False)
     kind: Literal["text"] = "text"
 
     def __post_init__(self) -> None:
@@ -72,7 +74,9 @@ class Texts(ConditionKind):
 
     def encode(self, texts: Sequence[str]) -> TextEmbeddings:
         """The condition of these texts."""
-        return self.load_encoder().encode(texts, self.tokens)
+        encoder = self.load_encoder()
+        encoded = encoder.encode(texts, self.tokens)
+        return encoded.against(encoder.encode([self.negative], self.tokens)) if self.negative else encoded
 
     def draw(self, seeds: Sequence[int]) -> TextEmbeddings:
         """One of the kind's own prompts for each seed."""
@@ -106,7 +110,7 @@ class Texts(ConditionKind):
             return None
         if self.encoder_hash not in ("", found.encoder_hash):
             return None
-        return replace(found, encoder=self.encoder, prompts=self.prompts or found.prompts)
+        return replace(found, encoder=self.encoder, prompts=self.prompts or found.prompts, negative=self.negative)
 
     def with_negative(self, condition: Condition, negative: str) -> TextEmbeddings:
         assert isinstance(condition, TextEmbeddings), "this kind made it"

@@ -31,6 +31,7 @@ from tcm.method.conditions import Classes, Condition, ConditionChoice, Condition
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Denoiser, Preconditioning, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
+from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 from tcm.weights.tensors import check_tensors, load_tensors
 
@@ -84,7 +85,10 @@ class ModelCard(BaseModel):
     kind: str = Field(min_length=1, description="the objective that the model was trained with")
     sampler: AnySampler = Field(description="how the model is sampled")
     network: AnyNetwork
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        description="[channels, height, width] of what the network takes: images or latents"
+    )
+    latents: Latents | None = Field(default=None, description="what images are encoded to; none: pixels")
     condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: SigmaData = 0.5
     t_min: LowestTime = 0.002
@@ -93,6 +97,11 @@ class ModelCard(BaseModel):
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")
     provenance: Provenance = Provenance()
+
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        """[channels, height, width] of the images that people see."""
+        return self.image_shape if self.latents is None else self.latents.images_of(self.image_shape)
 
     @model_validator(mode="before")
     @classmethod
@@ -250,8 +259,9 @@ class Model:
             rows = slice(start, start + batch)
             some = None if condition is None else condition.select(rows).to(device)
             steps_ = self.sampler.run(self.denoiser, SampleStreams(seeds[rows]), some, steps=steps, times=times)
-            parts.append(last(steps_).cpu())
-        return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
+            x = last(steps_)
+            parts.append((x if self.card.latents is None else self.card.latents.decode(x)).cpu())
+        return torch.cat(parts) if parts else torch.empty(0, *self.card.picture_shape)
 
     def guided(self, scale: float) -> Self:
         """The same model, sampled with classifier-free guidance of this scale; only diffusion models can be."""
