@@ -66,7 +66,7 @@ def sample(
         own = share(processes, chosen)
         start = time.perf_counter()
         images = counter(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
-        write_samples(out, images, chosen, loaded.card.image_shape, processes)
+        write_samples(out, images, chosen, loaded.card.picture_shape, processes)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)

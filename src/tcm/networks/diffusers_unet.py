@@ -198,6 +198,19 @@ class DiffusersUNet(Network):
         changes = {name: tensor for name, tensor in own.items() if ADAPTER in name}
         return {renamed.get(name, name): tensor for name, tensor in weights.items()} | changes
 
+    @torch.no_grad()
+    def merged(self) -> dict[str, Tensor]:
+        """The UNet's weights under diffusers' names, with a LoRA's changes added to them."""
+        if self.config.lora is None:
+            return dict(self.unet.state_dict())
+        from peft.tuners.lora import LoraLayer
+
+        weights = {name: tensor for name, tensor in self.unet.state_dict().items() if ADAPTER not in name}
+        for name, layer in self.unet.named_modules():
+            if isinstance(layer, LoraLayer):
+                weights[f"{name}.base_layer.weight"] = layer.base_layer.weight + layer.get_delta_weight("default")
+        return {name.replace(".base_layer.", "."): tensor for name, tensor in weights.items()}
+
     def blocks(self) -> list[nn.Module]:
         """Each residual block and each transformer."""
         parts = [*self.unet.down_blocks, self.unet.mid_block, *self.unet.up_blocks]

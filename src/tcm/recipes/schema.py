@@ -25,7 +25,7 @@ from tcm.recipes.lineage import (
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
 from tcm.recipes.stages.optimization import Count, on_resume
-from tcm.weights.model import AnyCondition
+from tcm.weights.model import AnyCondition, AnyLatents
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -78,6 +78,11 @@ class Recipe(Setting):
     data: DataSpec = Field(description="the images")
     image_shape: tuple[Count, Count, Count] | None = Field(
         default=None, description="[channels, height, width] that the data must have; unset: whatever the data has"
+    )
+    latents: AnyLatents | None = Field(
+        default=None,
+        description="what the images are encoded to before the network sees them: a table with the autoencoder's folder or "
+        "hub id as its vae; image_shape is then the latents'. Unset: pixels",
     )
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: whatever the data has"

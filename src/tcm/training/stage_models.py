@@ -138,6 +138,7 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
         "sampler": recipe.network.sampled_by(stage.sampler(recipe.second_time)),
         "network": network_of(recipe, stage),
         "image_shape": image_shape,
+        "latents": recipe.latents,
         "condition": condition,
         "sigma_data": recipe.sigma_data,
         "preconditioning": recipe.preconditioning,

@@ -50,6 +50,11 @@ AnyCondition = Annotated[
 """What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
 
 
+read_latents = reader_of({"vae": Latents}, Latents, "tcm.latents", usual="vae")
+AnyLatents = Annotated[SerializeAsAny[Latents], BeforeValidator(read_latents)]
+"""What images are encoded to, read in the same way; without a `kind`, an autoencoder's latents."""
+
+
 AnyPreconditioning = Annotated[
     SerializeAsAny[Preconditioning],
     BeforeValidator(reader_of(PRECONDITIONINGS, Preconditioning, "tcm.preconditionings")),
@@ -88,7 +93,7 @@ class ModelCard(BaseModel):
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
         description="[channels, height, width] of what the network takes: images or latents"
     )
-    latents: Latents | None = Field(default=None, description="what images are encoded to; none: pixels")
+    latents: AnyLatents | None = Field(default=None, description="what images are encoded to; none: pixels")
     condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: SigmaData = 0.5
     t_min: LowestTime = 0.002
