@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import MissingPackages, TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import Classes, Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
@@ -40,7 +40,7 @@ class NoiseSchedule(BaseModel):
         """σ of each timestep, in float64.
 
         >>> [round(float(sigma), 4) for sigma in NoiseSchedule().sigmas()[[0, 354, 999]]]
-        [0.0292, 0.9995, 14.6146]
+        [0.0292, 1.0004, 14.6146]
         """
         power = 2 if self.beta_schedule == "scaled_linear" else 1
         ends = self.beta_start ** (1 / power), self.beta_end ** (1 / power)
@@ -171,7 +171,7 @@ class DiffusersUNet(Network):
             raise TcmError("this network needs texts; give their embeddings as the condition")
         # c_noise = ln(σ)/4
         log_sigma = 4 * c_noise
-        prediction = self.unet(x, self.timestep(log_sigma), condition.tokens).sample.float()
+        prediction = self.unet(x, self.timestep(log_sigma), condition.tokens).sample.to(x.dtype)
         if self.config.prediction == "v_prediction":
             return -prediction
         sigma = log_sigma.exp()[:, None, None, None]
@@ -223,7 +223,7 @@ def _unet(config: DiffusersUNetConfig) -> Any:
         from diffusers import UNet2DConditionModel
         from peft import LoraConfig
     except ImportError as error:
-        raise TcmError(f"network.kind={config.kind!r} needs more packages; {how_to_install('t2i')}") from error
+        raise MissingPackages(f"network.kind={config.kind!r} needs more packages; {how_to_install('t2i')}") from error
     unet = UNet2DConditionModel(**config.arguments)
     if config.lora is not None:
         lora = config.lora
