@@ -35,7 +35,7 @@ CROP_HELP = (
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="cifar10, fashion-mnist or mnist.")],
+    name: Annotated[str, typer.Argument(help="cifar10, emoji, fashion-mnist or mnist.")],
     out: Annotated[
         Path | None, typer.Option(help="The .npz to write; by default in the cache, where tcm finds it by name.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tcm.cli import data, recipes, study
+from tcm.cli import data, recipes, study, text
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
@@ -58,6 +58,7 @@ app.command()(watch)
 app.add_typer(study.app, name="study")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(text.app, name="text")
 app.command()(doctor)
 app.command("import")(import_weights)
 app.command("export")(export_weights)

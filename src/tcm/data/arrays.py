@@ -9,6 +9,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from tcm.data.captions import Captions
 from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Pixels
 from tcm.data.limits import check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS
@@ -32,7 +33,8 @@ _HEADER_ERRORS = (
 def open_npz(path: Path, split: str) -> Dataset:
     """Open an .npz file: `images` and `labels`, `x_train` and `y_train`, or `arr_0` and `arr_1`; perhaps `class_names`.
 
-    Other splits are called by their names: `test_images`/`test_labels` or `x_test`/`y_test`.
+    Other splits are called by their names: `test_images`/`test_labels` or `x_test`/`y_test`. `captions` and
+    `test_captions` hold a text for each image.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -49,13 +51,15 @@ def open_npz(path: Path, split: str) -> Dataset:
             images = as_images(_member(archive, chosen[0], path), f"{path}/{chosen[0]}")
             labels = None
             if chosen[1] in present:
-                names = _class_names(_member(archive, "class_names", path)) if "class_names" in present else []
+                names = _texts(_member(archive, "class_names", path)) if "class_names" in present else []
                 labels = ClassLabels.of(_member(archive, chosen[1], path), f"{path}/{chosen[1]}", names)
+            texts = f"{'' if split == 'train' else f'{split}_'}captions"
+            captions = _texts(_member(archive, texts, path)) if texts in present else None
     except TcmError:
         raise
     except ZIP_ERRORS as error:
         raise TcmError(f"{path} is not a valid .npz file ({error}); copy or create it again") from error
-    return ArrayDataset(images, labels)
+    return ArrayDataset(images, labels if captions is None else Captions(captions, labels))
 
 
 def open_npy(path: Path) -> Dataset:
@@ -77,6 +81,8 @@ def save_npz(path: Path, splits: dict[str, Dataset]) -> None:
         if dataset.class_labels is not None:
             arrays[f"{prefix}labels"] = dataset.class_labels.values
             arrays["class_names"] = np.array(dataset.class_labels.names)
+        if dataset.captions is not None:
+            arrays[f"{prefix}captions"] = np.array(list(dataset.captions))
     with atomic_write(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
@@ -136,5 +142,5 @@ def _check_length(source: str, shape: tuple[int, ...], dtype: np.dtype[np.generi
         raise TcmError(f"{source} declares {declared:,} bytes but holds {available:,}; copy or create it again")
 
 
-def _class_names(array: NDArray[np.generic]) -> list[str]:
-    return [str(name) for name in array.ravel()]
+def _texts(array: NDArray[np.generic]) -> list[str]:
+    return [str(text) for text in array.ravel()]

@@ -32,7 +32,7 @@ class Annotations(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def select(self, indices: Indices) -> Self:
+    def select(self, indices: Indices) -> "Annotations":
         """Return the annotations of these images."""
 
     @abstractmethod
@@ -42,6 +42,16 @@ class Annotations(ABC):
     @abstractmethod
     def content(self) -> bytes:
         """Return all of it as bytes, for the hash of the data set's content."""
+
+    @property
+    def classes(self) -> "ClassLabels | None":
+        """Return the images' classes, if they have any."""
+        return None
+
+    @property
+    def texts(self) -> Sequence[str] | None:
+        """Return the images' captions, if they have any."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,10 @@ class ClassLabels(Annotations):
 
     def content(self) -> bytes:
         return self.values.astype("<i8").tobytes()
+
+    @property
+    def classes(self) -> "ClassLabels":
+        return self
 
     @staticmethod
     def of(values: Sequence[int] | NDArray[np.generic], source: str, names: Sequence[str] = ()) -> "ClassLabels":
@@ -152,8 +166,13 @@ class Dataset(ABC):
 
     @property
     def class_labels(self) -> ClassLabels | None:
-        """Return the images' classes, if that is what they are annotated with."""
-        return self.annotations if isinstance(self.annotations, ClassLabels) else None
+        """Return the images' classes, if they are annotated with them."""
+        return None if self.annotations is None else self.annotations.classes
+
+    @property
+    def captions(self) -> Sequence[str] | None:
+        """Return the images' captions, if they are annotated with them."""
+        return None if self.annotations is None else self.annotations.texts
 
     @abstractmethod
     def pixels(self, indices: Indices) -> Pixels:

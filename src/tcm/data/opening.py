@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tcm.data.arrays import open_npy, open_npz
+from tcm.data.captions import read_by
 from tcm.data.cifar import open_cifar, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, Dataset, Pixels
 from tcm.data.huggingface import HUB, SAVED_MARKS, RowPictures
@@ -22,8 +23,9 @@ from tcm.data.zips import ZipPictures
 from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import find_class
+from tcm.method.conditions import ConditionKind
 
-FETCHABLE = ("cifar10", "fashion-mnist", "mnist")
+FETCHABLE = ("cifar10", "emoji", "fashion-mnist", "mnist")
 STREAM = "stream:"
 ENTRY_POINTS = "tcm.data"
 
@@ -35,6 +37,7 @@ def open_dataset(
     skip_broken: bool = False,
     split: str = "train",
     memory_limit: int = 2**30,
+    expected: ConditionKind | None = None,
 ) -> Dataset:
     """Open a data set: "digits" (bundled), a fetched one by its name ("cifar10"), a file, a folder, `hf://owner/name`.
 
@@ -43,7 +46,7 @@ def open_dataset(
     `channels` (1 or 3) converts all images; without it they keep theirs and must agree. `skip_broken` leaves out images
     that cannot be read and warns of them. `split` chooses among the parts of files that have several ("train", "test").
     Image files whose pixels fit into `memory_limit` bytes are decoded once, now; larger sets
-    each time they are read.
+    each time they are read. If texts are `expected`, the images' captions are encoded in that way.
 
     >>> open_dataset("digits").shape
     (1, 8, 8)
@@ -51,8 +54,8 @@ def open_dataset(
     check_channels(channels)
     opened = _open(path, split)
     if isinstance(opened, Pictures):
-        return open_images(opened, channels, skip_broken, memory_limit)
-    return opened if channels is None else with_channels(opened, channels)
+        return read_by(open_images(opened, channels, skip_broken, memory_limit), expected)
+    return read_by(opened if channels is None else with_channels(opened, channels), expected)
 
 
 def check_channels(channels: int | None) -> None:

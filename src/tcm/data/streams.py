@@ -222,7 +222,7 @@ def open_data(
     """
     name = str(path)
     if not name.startswith(STREAM):
-        return open_dataset(path, channels=channels, split=split)
+        return open_dataset(path, channels=channels, split=split, expected=expected)
     class_names = numbered(expected.count) if isinstance(expected, Classes) else ()
     return open_stream(name.removeprefix(STREAM), channels=channels, class_names=class_names, split=split)
 

@@ -9,6 +9,7 @@ from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
 from tcm.networks.diffusers_unet import DiffusersUNetConfig
 from tcm.networks.edm2 import EDM2Config
+from tcm.networks.text_unet import TextUNetConfig
 
 __all__ = [
     "NETWORKS",
@@ -18,13 +19,15 @@ __all__ = [
     "EDM2Config",
     "ImageShape",
     "NetworkConfig",
+    "TextUNetConfig",
     "networks",
 ]
 
 NETWORKS: dict[str, type[NetworkConfig]] = {
     "ddpmpp": DDPMppConfig,
     "edm2": EDM2Config,
-    "diffusers-unet": DiffusersUNetConfig,
+    "text_unet": TextUNetConfig,
+    "diffusers_unet": DiffusersUNetConfig,
 }
 
 

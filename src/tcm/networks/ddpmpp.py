@@ -138,21 +138,21 @@ class DDPMpp(Network):
         super().__init__()
         self.classes, self.image_shape = classes, image_shape
         noise, embedding = config.channels * config.noise_mult, config.channels * 4
-        self.embed_label = _linear(classes, noise) if classes else None
-        self.embed_0 = _linear(noise, embedding)
-        self.embed_1 = _linear(embedding, embedding)
+        self.embed_label = linear(classes, noise) if classes else None
+        self.embed_0 = linear(noise, embedding)
+        self.embed_1 = linear(embedding, embedding)
 
         encoder, decoder = self.encoder_plan, self.decoder_plan = config.plans(image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         self.dropout = config.dropout
         self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in blocks)
 
-        self.conv_in = _conv(image_shape[0], config.channels, 3)
+        self.conv_in = conv(image_shape[0], config.channels, 3)
         self.encoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in encoder[1:])
         self.decoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in decoder)
         width = decoder[-1].channels_out
-        self.norm_out = _group_norm(width)
-        self.conv_out = _conv(width, image_shape[0], 3, gain=1e-5)
+        self.norm_out = group_norm(width)
+        self.conv_out = conv(width, image_shape[0], 3, gain=1e-5)
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
@@ -197,12 +197,12 @@ class Block(nn.Module):
         self.resample: Resample = plan.kind if plan.kind in ("up", "down") else "keep"
         self.dropout = dropout
         width_in, width = plan.channels_in, plan.channels_out
-        self.norm_0 = _group_norm(width_in)
-        self.conv_0 = _conv(width_in, width, 3)
-        self.affine = _linear(embedding, width)
-        self.norm_1 = _group_norm(width)
-        self.conv_1 = _conv(width, width, 3, gain=1e-5)
-        self.skip = _conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
+        self.norm_0 = group_norm(width_in)
+        self.conv_0 = conv(width_in, width, 3)
+        self.affine = linear(embedding, width)
+        self.norm_1 = group_norm(width)
+        self.conv_1 = conv(width, width, 3, gain=1e-5)
+        self.skip = conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
         self.attention = Attention(width) if plan.attention else None
 
     def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, index: int) -> Tensor:
@@ -220,9 +220,9 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = _group_norm(channels)
-        self.qkv = _conv(channels, 3 * channels, 1, gain=sqrt(0.2))
-        self.proj = _conv(channels, channels, 1, gain=1e-5)
+        self.norm = group_norm(channels)
+        self.qkv = conv(channels, 3 * channels, 1, gain=sqrt(0.2))
+        self.proj = conv(channels, channels, 1, gain=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
@@ -244,20 +244,23 @@ def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
     return torch.cat([phases.sin(), phases.cos()], dim=1)
 
 
-def _group_norm(channels: int) -> nn.GroupNorm:
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Normalisation in groups of at least four channels."""
     return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
 
 
-def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:
-    conv = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2)
-    _initialise(conv, gain)
-    return conv
+def conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:
+    """A convolution that keeps the size, initialised with this gain."""
+    layer = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2)
+    _initialise(layer, gain)
+    return layer
 
 
-def _linear(features_in: int, features_out: int) -> Linear:
-    linear = Linear(features_in, features_out)
-    _initialise(linear, 1.0)
-    return linear
+def linear(features_in: int, features_out: int) -> Linear:
+    """A linear map of the embedding."""
+    layer = Linear(features_in, features_out)
+    _initialise(layer, 1.0)
+    return layer
 
 
 def _initialise(layer: nn.Conv2d | nn.Linear, gain: float) -> None:

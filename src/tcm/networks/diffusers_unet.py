@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from tcm.foundation.errors import MissingPackages, TcmError
 from tcm.foundation.extras import how_to_install
-from tcm.method.conditions import Classes, Condition, ConditionKind, TextEmbeddings
+from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
 from tcm.method.sampling import Sampler
 from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.text.condition import Texts
 
 DOWN, DOWN_PLAIN, UP, UP_PLAIN = "CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"
 ADAPTER = ".lora_"
@@ -64,7 +65,7 @@ class Lora(BaseModel):
 class DiffusersUNetConfig(NetworkConfig):
     """diffusers' UNet2DConditionModel; its own keys have diffusers' names."""
 
-    kind: Literal["diffusers-unet"] = "diffusers-unet"
+    kind: Literal["diffusers_unet"] = "diffusers_unet"
     prediction: Literal["epsilon", "v_prediction"] = Field(
         default="epsilon", description="what the UNet was trained to predict: the noise, or v"
     )
@@ -110,7 +111,7 @@ class DiffusersUNetConfig(NetworkConfig):
 
     @classmethod
     def takes(cls, condition: ConditionKind | None) -> bool:
-        return not isinstance(condition, Classes | None)
+        return isinstance(condition, Texts)
 
     def check(self, image_shape: ImageShape) -> None:
         channels, *sides = image_shape
@@ -171,7 +172,7 @@ class DiffusersUNet(Network):
             raise TcmError("this network needs texts; give their embeddings as the condition")
         # c_noise = ln(σ)/4
         log_sigma = 4 * c_noise
-        prediction = self.unet(x, self.timestep(log_sigma), condition.tokens).sample.to(x.dtype)
+        prediction = self.unet(x, self.timestep(log_sigma), condition.tokens.to(x.dtype)).sample.to(x.dtype)
         if self.config.prediction == "v_prediction":
             return -prediction
         sigma = log_sigma.exp()[:, None, None, None]

@@ -31,7 +31,7 @@ class Texts(ConditionKind):
 
     def __post_init__(self) -> None:
         for name, number in (("width", self.width), ("tokens", self.tokens)):
-            if number < 1:
+            if number < 1 and self.encoder:
                 raise TcmError(f"{name}={number} must be at least 1")
 
     @classmethod
@@ -41,6 +41,8 @@ class Texts(ConditionKind):
         return cls(encoder.reference, encoder.width, kept, encoder.sha256, tuple(prompts))
 
     def __str__(self) -> str:
+        if not self.encoder:
+            return "captions"
         identity = f" ({self.encoder_hash[:8]})" if self.encoder_hash else ""
         return f"texts by {self.encoder}{identity}, {self.tokens} tokens of width {self.width}"
 
@@ -50,6 +52,11 @@ class Texts(ConditionKind):
 
     def load_encoder(self) -> TextEncoder:
         """The encoder; an error if it is not the one that the model was trained with."""
+        if not self.encoder:
+            raise TcmError(
+                "the captions need a text encoder; name one in the recipe, such as condition = { kind = 'text', "
+                "encoder = 'minilm', width = 384, tokens = 32 }"
+            )
         found = load_encoder(self.encoder)
         if self.encoder_hash not in ("", found.sha256):
             raise TcmError(
@@ -118,3 +125,7 @@ class Texts(ConditionKind):
 
     def _shown(self) -> tuple[str, ...]:
         return self.prompts or ("",)
+
+
+UNREAD = Texts("", 0, 0)
+"""The kind of captions for which no encoder has been named."""
