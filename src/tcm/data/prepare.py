@@ -161,12 +161,17 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         self._source = source
         self._form = form
         self.count = len(source.names) if isinstance(source, Pictures) else source.count
-        if not isinstance(source.annotations, ClassLabels | None):
-            raise TcmError(
-                f"the images come with {source.annotations.kind}, but a .zip and shards can hold only classes; use the "
-                "data set as it is, and resize or crop in its own class"
-            )
-        self.labels = source.annotations
+        self.annotations = source.annotations
+
+    @property
+    def labels(self) -> ClassLabels | None:
+        """Return what a .zip and shards can hold of the annotations: classes."""
+        if isinstance(self.annotations, ClassLabels | None):
+            return self.annotations
+        raise TcmError(
+            f"the images come with {self.annotations.kind}, but a .zip and shards can hold only classes; use the "
+            "data set as it is, and resize or crop in its own class"
+        )
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"

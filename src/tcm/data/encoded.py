@@ -1,0 +1,238 @@
+"""Latents, and perhaps embeddings of the captions, that were computed ahead: a folder of numbered parts.
+
+    dataset.json               what the latents are of, which autoencoder and text encoder made them, images per part
+    part-000000/latents.npy    float16 [n, C, H, W]
+    part-000000/captions.json, labels.npy, tokens.npy (float16 [n, tokens, width]), mask.npy: what there is of them
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tcm.data.captions import Captions
+from tcm.data.dataset import Annotations, Broken, ClassLabels, Dataset, Indices, Pixels, Stored
+from tcm.data.decode import decode_picture, pixels_of
+from tcm.data.labels import DATASET_JSON
+from tcm.data.pixels import to_float
+from tcm.data.prepare import Prepared, check_target
+from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import new_folder
+from tcm.method.conditions import TextEmbeddings
+from tcm.text.autoencoders import Latents
+from tcm.text.condition import Texts
+
+PER_PART = 10_000
+LATENTS, LABELS, CAPTIONS, TOKENS, MASK = "latents.npy", "labels.npy", "captions.json", "tokens.npy", "mask.npy"
+NULL = "null.npz"
+
+
+class Contents(BaseModel):
+    """dataset.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    parts: tuple[int, ...]
+    shape: tuple[int, int, int]
+    latents: Latents
+    class_names: tuple[str, ...] = ()
+    texts: Texts | None = None
+
+
+def write_encoded(
+    target: Path,
+    images: Iterable[Prepared],
+    annotations: Annotations | None,
+    latents: Latents,
+    texts: Texts | None,
+    device: torch.device,
+) -> tuple[int, list[Broken]]:
+    """Write the latents of prepared images, with their classes and captions, into a new folder.
+
+    With `texts`, the captions' embeddings too. Return the number of images written and those left out.
+    """
+    check_target(target)
+    skipped: list[Broken] = []
+    usable = _usable(images, skipped)
+    counts: list[int] = []
+    shape: tuple[int, ...] = ()
+    with new_folder(target) as folder:
+        while chunk := list(islice(usable, PER_PART)):
+            part = folder / f"part-{len(counts):06d}"
+            part.mkdir()
+            encoded = _latents(chunk, latents, device)
+            np.save(part / LATENTS, encoded)
+            _write_annotations(part, annotations, [image.number for image in chunk], texts)
+            counts.append(len(chunk))
+            shape = encoded.shape[1:]
+        if not counts:
+            raise TcmError(f"none of {len(skipped)} images can be read; the first one: {skipped[0].reason}")
+        if texts is not None:
+            null = texts.encode([])
+            np.savez(folder / NULL, tokens=null.null_tokens.half().numpy(), mask=null.null_mask.numpy())
+        names = () if annotations is None or annotations.classes is None else annotations.classes.names
+        contents = Contents(
+            parts=tuple(counts), shape=cast(Any, shape), latents=latents, class_names=names, texts=texts
+        )
+        (folder / DATASET_JSON).write_text(contents.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return sum(counts), skipped
+
+
+def is_encoded(folder: Path) -> bool:
+    """Whether this folder holds latents."""
+    return (folder / DATASET_JSON).is_file() and (folder / "part-000000" / LATENTS).is_file()
+
+
+def open_encoded(folder: Path) -> "EncodedDataset":
+    """The latents in a folder."""
+    source = folder / DATASET_JSON
+    try:
+        contents = Contents.model_validate_json(source.read_bytes())
+    except ValidationError as error:
+        raise describe_validation(error, str(source), Contents) from error
+    return EncodedDataset(folder, contents)
+
+
+class EncodedDataset(Dataset):
+    """Latents by index (float16), mapped from their files, with their annotations."""
+
+    def __init__(self, folder: Path, contents: Contents):
+        self._rows = _Rows(folder, contents.parts)
+        self.latents = contents.latents
+        first = self._rows.open(LATENTS, 0)
+        if first.dtype != np.float16 or first.shape[1:] != contents.shape:
+            raise TcmError(f"{folder} holds latents of shape {list(first.shape[1:])}, not {list(contents.shape)}")
+        super().__init__(sum(contents.parts), contents.shape, _annotations(self._rows, contents))
+
+    def pixels(self, indices: Indices) -> Pixels:
+        """Return the latents at `indices`; not uint8, as those of images are."""
+        return cast(Pixels, self._rows.read(LATENTS, indices))
+
+    def stored(self) -> Stored | None:
+        """Return the files of the latents and of all that belongs to them."""
+        return Stored(self._rows.files())
+
+
+class StoredTexts(Annotations):
+    """Captions whose embeddings were computed ahead."""
+
+    def __init__(self, rows: "_Rows", captions: Sequence[str], kind: Texts):
+        self._rows, self._captions, self._kind = rows, captions, kind
+        with np.load(rows.folder / NULL, allow_pickle=False) as null:
+            self._null = torch.from_numpy(null["tokens"]), torch.from_numpy(null["mask"])
+
+    @property
+    def kind(self) -> Texts:
+        return self._kind
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return self._captions
+
+    def __len__(self) -> int:
+        return len(self._captions)
+
+    def select(self, indices: Indices) -> Captions:
+        return Captions([self._captions[index] for index in indices])
+
+    def condition(self, indices: Indices) -> TextEmbeddings:
+        tokens, mask = (torch.from_numpy(self._rows.read(name, indices)) for name in (TOKENS, MASK))
+        return TextEmbeddings(tokens, mask, *self._null)
+
+    def content(self) -> bytes:
+        return Captions(self._captions).content() + self._kind.encoder_hash.encode()
+
+
+class _Rows:
+    """Rows of the arrays of all parts, by their index in the whole."""
+
+    def __init__(self, folder: Path, counts: Sequence[int]):
+        self.folder, self._starts = folder, np.cumsum([0, *counts])
+
+    def part(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}"
+
+    def files(self) -> Iterator[Path]:
+        return (path for number in range(len(self._starts) - 1) for path in sorted(self.part(number).iterdir()))
+
+    def open(self, name: str, number: int) -> NDArray[Any]:
+        """An array of one part, mapped."""
+        path = self.part(number) / name
+        try:
+            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise TcmError(f"{path} cannot be read ({error}); prepare the data again") from error
+        expected = int(self._starts[number + 1] - self._starts[number])
+        if len(found) != expected:
+            raise TcmError(f"{path} has {len(found)} rows instead of {expected}; prepare the data again")
+        return found
+
+    def read(self, name: str, indices: Indices) -> NDArray[Any]:
+        """These rows, in this order."""
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        opened = {number: self.open(name, number) for number in np.unique(numbers).tolist()}
+        rows = [opened[number][index - self._starts[number]] for number, index in zip(numbers, indices, strict=True)]
+        return np.stack(rows) if rows else self.open(name, 0)[:0]
+
+    def captions(self) -> list[str]:
+        texts: list[str] = []
+        for number in range(len(self._starts) - 1):
+            path = self.part(number) / CAPTIONS
+            try:
+                texts += [str(text) for text in json.loads(path.read_bytes())]
+            except (OSError, ValueError, TypeError) as error:
+                raise TcmError(f"{path} cannot be read ({error}); prepare the data again") from error
+        return texts
+
+
+def _annotations(rows: _Rows, contents: Contents) -> Annotations | None:
+    first = rows.part(0)
+    classes = None
+    if (first / LABELS).is_file():
+        every = np.arange(sum(contents.parts))
+        classes = ClassLabels.of(rows.read(LABELS, every), str(rows.folder), contents.class_names)
+    if not (first / CAPTIONS).is_file():
+        return classes
+    if contents.texts is not None:
+        return StoredTexts(rows, rows.captions(), contents.texts)
+    return Captions(rows.captions(), classes)
+
+
+def _latents(images: Sequence[Prepared], latents: Latents, device: torch.device) -> NDArray[np.float16]:
+    encoded = []
+    for image in images:
+        pixels = pixels_of(decode_picture(image.png, image.name), 3)[None]
+        encoded.append(latents.encode(to_float(torch.from_numpy(pixels).to(device))).cpu().numpy())
+    return np.concatenate(encoded)
+
+
+def _write_annotations(
+    part: Path, annotations: Annotations | None, numbers: list[int], texts: Texts | None
+) -> None:
+    if annotations is None:
+        return
+    if annotations.classes is not None:
+        np.save(part / LABELS, annotations.classes.values[numbers])
+    if annotations.texts is None:
+        return
+    captions = [annotations.texts[number] for number in numbers]
+    (part / CAPTIONS).write_text(json.dumps(captions, ensure_ascii=False), encoding="utf-8")
+    if texts is not None:
+        encoder = texts.load_encoder()
+        found = [encoder.encode(captions[start : start + 64], texts.tokens, warn=False) for start in range(0, len(captions), 64)]
+        np.save(part / TOKENS, torch.cat([some.tokens for some in found]).half().numpy())
+        np.save(part / MASK, torch.cat([some.mask for some in found]).numpy())
+
+
+def _usable(images: Iterable[Prepared], skipped: list[Broken]) -> Iterator[Prepared]:
+    for image in images:
+        if image.broken:
+            skipped.append(image.broken)
+        else:
+            yield image
