@@ -7,6 +7,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from tcm.data.pixels import to_float
 from tcm.data.prepare import Prepared, check_target
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.files import new_folder
-from tcm.method.conditions import TextEmbeddings
+from tcm.method.conditions import ConditionKind, TextEmbeddings
 from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 
@@ -119,6 +120,13 @@ class EncodedDataset(Dataset):
         return Stored(self._rows.files())
 
 
+def steered(dataset: Dataset, expected: ConditionKind | None) -> Dataset:
+    """The data set, with the negative prompt that is `expected`, if its embeddings are stored."""
+    if isinstance(expected, Texts) and expected.negative and isinstance(dataset.annotations, StoredTexts):
+        dataset.annotations.against(expected.negative)
+    return dataset
+
+
 class StoredTexts(Annotations):
     """Captions whose embeddings were computed ahead."""
 
@@ -144,6 +152,11 @@ class StoredTexts(Annotations):
     def condition(self, indices: Indices) -> TextEmbeddings:
         tokens, mask = (torch.from_numpy(self._rows.read(name, indices)) for name in (TOKENS, MASK))
         return TextEmbeddings(tokens, mask, *self._null)
+
+    def against(self, negative: str) -> None:
+        """Let this text stand for no text, instead of the empty one whose embedding is stored."""
+        null = replace(self._kind, negative=negative).encode([])
+        self._null = null.null_tokens.half(), null.null_mask
 
     def content(self) -> bytes:
         return Captions(self._captions).content() + self._kind.encoder_hash.encode()

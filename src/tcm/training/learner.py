@@ -137,7 +137,7 @@ class Learner:
         """All tensors that a checkpoint needs, as views."""
         out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.own_state().items()}
         for name, parameter in self.denoiser.named_parameters():
             state = self.optimizer.state.get(parameter, {})
             out |= {f"{self.prefix}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
