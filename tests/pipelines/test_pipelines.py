@@ -65,9 +65,7 @@ def test_ddim_is_euler(pipeline: Path) -> None:
     theirs.scheduler = DDIMScheduler.from_config(theirs.scheduler.config, clip_sample=False, set_alpha_to_one=True)
     theirs.scheduler.set_timesteps(20)
     sigmas = NoiseSchedule().sigmas()[theirs.scheduler.timesteps]
-    expected = theirs(
-        PROMPTS, num_inference_steps=20, guidance_scale=6.0, latents=noise(), output_type="latent"
-    ).images
+    expected = theirs(PROMPTS, num_inference_steps=20, guidance_scale=6.0, latents=noise(), output_type="latent").images
     denoise = guided(model.denoiser, model.card.condition.encode(PROMPTS), 6.0)
     x = float(1 + sigmas[0] ** 2) ** 0.5 * noise()
     with torch.no_grad():
@@ -199,7 +197,10 @@ INDEX, UNET_CONFIG, SCHEDULER = "model_index.json", "unet/config.json", "schedul
     [
         (
             INDEX,
-            {"_class_name": "StableDiffusionXLPipeline", "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"]},
+            {
+                "_class_name": "StableDiffusionXLPipeline",
+                "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+            },
             "is a StableDiffusionXLPipeline with two text encoders",
         ),
         (
@@ -207,7 +208,11 @@ INDEX, UNET_CONFIG, SCHEDULER = "model_index.json", "unet/config.json", "schedul
             {"_class_name": "StableDiffusion3Pipeline", "transformer": ["diffusers", "SD3Transformer2DModel"]},
             "is a StableDiffusion3Pipeline with a transformer",
         ),
-        (INDEX, {"unet": ["diffusers", "UNet2DModel"]}, "must name UNet2DConditionModel as unet, but it has UNet2DModel"),
+        (
+            INDEX,
+            {"unet": ["diffusers", "UNet2DModel"]},
+            "must name UNet2DConditionModel as unet, but it has UNet2DModel",
+        ),
         (INDEX, {"tokenizer": [None, None]}, "must name CLIPTokenizer as tokenizer, but it lacks it"),
         (UNET_CONFIG, {"addition_embed_type": "text_time"}, "the UNet has addition_embed_type='text_time'"),
         (UNET_CONFIG, {"block_out_channels": "many"}, r"unet/config.json: block_out_channels"),

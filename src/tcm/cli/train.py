@@ -37,7 +37,12 @@ def train(
     budget: Annotated[
         str | None, typer.Option(help="For your images: how long to train, such as 20m or 2h. [1h]")
     ] = None,
-    init: Annotated[str | None, typer.Option(help="The model that the first stage starts from: a folder, a hub id, or a Stable Diffusion pipeline's.")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that the first stage starts from: a folder, a hub id, or a Stable Diffusion pipeline's."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Shard the weights across the processes (FSDP2).")] = False,
     workers: Annotated[

@@ -1,8 +1,8 @@
 """Latents, and perhaps embeddings of the captions, that were computed ahead: a folder of numbered parts.
 
-    dataset.json               what the latents are of, which autoencoder and text encoder made them, images per part
-    part-000000/latents.npy    float16 [n, C, H, W]
-    part-000000/captions.json, labels.npy, tokens.npy (float16 [n, tokens, width]), mask.npy: what there is of them
+dataset.json               what the latents are of, which autoencoder and text encoder made them, images per part
+part-000000/latents.npy    float16 [n, C, H, W]
+part-000000/captions.json, labels.npy, tokens.npy (float16 [n, tokens, width]), mask.npy: what there is of them
 """
 
 import json
@@ -225,9 +225,7 @@ def _latents(images: Sequence[Prepared], latents: Latents, device: torch.device)
     return np.concatenate(encoded)
 
 
-def _write_annotations(
-    part: Path, annotations: Annotations | None, numbers: list[int], texts: Texts | None
-) -> None:
+def _write_annotations(part: Path, annotations: Annotations | None, numbers: list[int], texts: Texts | None) -> None:
     if annotations is None:
         return
     if annotations.classes is not None:
@@ -238,7 +236,10 @@ def _write_annotations(
     (part / CAPTIONS).write_text(json.dumps(captions, ensure_ascii=False), encoding="utf-8")
     if texts is not None:
         encoder = texts.load_encoder()
-        found = [encoder.encode(captions[start : start + 64], texts.tokens, warn=False) for start in range(0, len(captions), 64)]
+        found = [
+            encoder.encode(captions[start : start + 64], texts.tokens, warn=False)
+            for start in range(0, len(captions), 64)
+        ]
         np.save(part / TOKENS, torch.cat([some.tokens for some in found]).half().numpy())
         np.save(part / MASK, torch.cat([some.mask for some in found]).numpy())
 

@@ -1,6 +1,6 @@
 """Batches of latents: a frozen autoencoder encodes each batch of images on the device that trains."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
@@ -26,7 +26,7 @@ class EncodedBatches:
         return self._encoded(self.source.starting_at(step, resume))
 
     def _encoded(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
-        with closing(cast(closing[Iterator[LoadedBatch]], batches)):
+        with closing(cast(Generator[LoadedBatch], batches)):  # as all sources are: closing one ends its processes
             for loaded in batches:
                 images = to_float(to_device(loaded.images, self.device))
                 yield replace(loaded, images=self.latents.encode(images).cpu())

@@ -7,7 +7,7 @@ from tcm.foundation.errors import TcmError
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Map uint8 pixels to float32 in [-1, 1], on the images' own device: x / 127.5 - 1. Latents (float16) stay as they are.
+    """Map uint8 pixels to float32 in [-1, 1], on the images' own device: x / 127.5 - 1; latents (float16) as they are.
 
     >>> to_float(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([-1.,  1.])

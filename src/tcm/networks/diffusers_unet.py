@@ -215,7 +215,9 @@ class DiffusersUNet(Network):
     def blocks(self) -> list[nn.Module]:
         """Each residual block and each transformer."""
         parts = [*self.unet.down_blocks, self.unet.mid_block, *self.unet.up_blocks]
-        children = [child for part in parts for name, child in part.named_children() if name in ("resnets", "attentions")]
+        children = [
+            child for part in parts for name, child in part.named_children() if name in ("resnets", "attentions")
+        ]
         return [block for child in children for block in child]
 
 

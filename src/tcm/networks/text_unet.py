@@ -50,7 +50,9 @@ class TextUNetConfig(UNetConfig):
 
     def build(self, image_shape: ImageShape, condition: ConditionKind | None) -> "TextUNet":
         if not isinstance(condition, Texts):
-            raise TcmError(f"condition={condition} does not fit network.kind='text_unet', which takes texts; use ddpmpp")
+            raise TcmError(
+                f"condition={condition} does not fit network.kind='text_unet', which takes texts; use ddpmpp"
+            )
         self.check(image_shape)
         return TextUNet(self, image_shape, condition.width)
 
@@ -63,7 +65,9 @@ class TextUNetConfig(UNetConfig):
         """Refuse images that the patches and levels do not divide, and widths that groups and heads do not."""
         for name, size in zip(("height", "width"), image_shape[1:], strict=True):
             if size % self.patch:
-                raise TcmError(f"image {name}={size} is not a multiple of network.patch={self.patch}; resize the images")
+                raise TcmError(
+                    f"image {name}={size} is not a multiple of network.patch={self.patch}; resize the images"
+                )
         super().check(self.patched(image_shape))
         encoder, decoder = self.plans(image_shape)
         for block in encoder[1:] + decoder:

@@ -81,8 +81,8 @@ class Recipe(Setting):
     )
     latents: AnyLatents | None = Field(
         default=None,
-        description="what the images are encoded to before the network sees them: a table with the autoencoder's folder or "
-        "hub id as its vae; image_shape is then the latents'. Unset: pixels",
+        description="what the images are encoded to before the network sees them: a table whose vae is the folder or "
+        "hub id of an autoencoder or its pipeline; image_shape is then the latents'. Unset: pixels",
     )
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: whatever the data has"

@@ -22,10 +22,9 @@ Shape = tuple[int, int, int]
 class Latents:
     """The latents of an autoencoder (diffusers' AutoencoderKL), scaled to unit variance as its pipeline does.
 
-    `vae` says where it is: a pipeline's folder or hub id, or the autoencoder's own folder. `vae_hash`, the SHA-256 of its
-    weights, says which one it is. An image of `factor` × `factor` times as many pixels becomes `channels` numbers per
-    pixel of the latents: the mean of the posterior, without noise, rounded to float16. The same image always has
-    the same latents, computed ahead or when it is needed.
+    `vae` says where it is: a pipeline's folder or hub id, or the autoencoder's own folder. `vae_hash`, the SHA-256 of
+    its weights, says which one it is. `factor` × `factor` pixels become `channels` numbers: the mean of the posterior,
+    without noise, rounded to float16. The same image always has the same latents, computed ahead or when it is needed.
     """
 
     vae: str = field(compare=False)
@@ -136,4 +135,4 @@ def load_autoencoder(reference: str, device: torch.device) -> Autoencoder:
 
 def _one_by_one(convert: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Each image by itself: how kernels round may depend on the batch, and an image must not."""
-    return torch.cat([convert(one) for one in batch.split(1)])
+    return torch.cat([convert(one) for one in torch.split(batch, 1)])

@@ -17,8 +17,8 @@ class Texts(ConditionKind):
     """A text, as a frozen `encoder` reads it: `tokens` vectors of `width` numbers.
 
     `encoder` says where the encoder is: a fetched one's name, a folder, or a hub id. `encoder_hash`, the SHA-256 of its
-    weights and vocabulary, says which one it is. `prompts` are those that a model is shown with if nobody gives any. `negative` is the text that
-    stands for no text: what guidance steers away from, empty or a negative prompt.
+    weights and vocabulary, says which one it is. `prompts` are those that a model is shown with if nobody gives any.
+    `negative` is the text that stands for no text, what guidance steers away from: empty, or a negative prompt.
     """
 
     encoder: str = field(compare=False)

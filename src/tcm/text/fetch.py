@@ -15,7 +15,13 @@ MINILM = FileInWheel(
 MINILM_SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 MINILM_ENCODER = "e5635e3997a9a80e7dbd34f57994358577a5c89dd38421f5345d0a067e39dc0a"
 """The hash of its weights and vocabulary, as model cards name it."""
-MINILM_FILES = ("config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")
+MINILM_FILES = (
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 
 
 def fetch_encoder(name: str) -> Path:

@@ -80,7 +80,8 @@ def shape_of(recipe: Recipe, data: Dataset | Stream) -> ImageShape:
         return data.shape if wanted is None else wanted.of_images(data.shape)
     if wanted is None:
         raise TcmError(
-            f"data.path={recipe.data.path} has {stored}, but the recipe trains on pixels; set latents.vae={stored.vae!r}"
+            f"data.path={recipe.data.path} has {stored}, but the recipe trains on pixels; "
+            f"set latents.vae={stored.vae!r}"
         )
     if stored.vae_hash != wanted.vae_hash and wanted.vae_hash:
         raise TcmError(
