@@ -100,7 +100,9 @@ def test_it_comes_along_with_a_data_set() -> None:
     assert len({made.content_hash() for made in (dataset, other, HalvesData())}) == 2
     with pytest.raises(TcmError, match=r"79 annotations \(vectors of 2 numbers\) for 80 images; give one per image"):
         ArrayDataset(dataset.pixels(np.arange(80)), dataset.annotations.select(np.arange(79)))
-    with pytest.raises(TcmError, match=r"with vectors of 2 numbers, but a \.zip and shards can hold only classes; use"):
+    with pytest.raises(
+        TcmError, match=r"with vectors of 2 numbers, but a \.zip and shards can hold only classes and captions; use"
+    ):
         Preparation(dataset, Form((8, 8), Crop.CENTER))
 
 
@@ -110,7 +112,9 @@ def test_what_the_data_commands_say_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert "vectors of 2 numbers" in printed.output
     found = CliRunner().invoke(app, ["data", "info", "vector_condition:HalvesData", "--json"], catch_exceptions=False)
     assert json.loads(found.stdout)["condition"] == {"width": 2, "kind": "vector_condition:VectorKind"}
-    with pytest.raises(TcmError, match=r"vectors of 2 numbers, but a \.zip and shards can hold only classes"):
+    with pytest.raises(
+        TcmError, match=r"vectors of 2 numbers, but a \.zip and shards can hold only classes and captions"
+    ):
         CliRunner().invoke(app, ["data", "prepare", "vector_condition:HalvesData", "a.zip"], catch_exceptions=False)
     assert not Path("a.zip").exists()
 

@@ -108,7 +108,7 @@ def test_prepare(tcm: Tcm, tmp_path: Path, target: str) -> None:
         (["info", "nowhere.zip"], "there is no file or folder nowhere.zip"),
         (["info", "digits", "--split", "test"], "has no splits"),
         (["info", "cifar10"], "tcm data fetch cifar10"),
-        (["fetch", "imagenet"], "choose cifar10, fashion-mnist, mnist"),
+        (["fetch", "imagenet"], "choose cifar10, emoji, fashion-mnist, mnist"),
         (["fetch", "mnist", "--out", "."], "is a folder"),
         (["prepare", "digits", "out.zip", "--size", "big"], "write 64, or 48x64"),
         (["prepare", "digits", "out.zip", "--crop", "center"], "pass --size"),

@@ -91,6 +91,7 @@ def test_stages() -> None:
         "digits": three,
         "fashion-mnist": three,
         "cifar10-small": three,
+        "emoji-text": three,
         "cifar10": two,
         "imagenet64-s": two,
         "imagenet64-xl": ["truncated"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tcm.data import Broken, Dataset, Summary
     from tcm.data.pictures import Pictures
     from tcm.data.prepare import Form
+    from tcm.text.condition import Texts
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
 
@@ -111,22 +112,29 @@ def prepare(
         typer.Option(help="Write latents instead of images: those of this autoencoder, a pipeline's folder or hub id."),
     ] = None,
     text_encoder: Annotated[
-        str | None, typer.Option(help="With --latents, also write the captions' embeddings by this encoder.")
+        str | None,
+        typer.Option(help="Also store the captions as this encoder reads them: minilm, a folder, or a hub id."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each caption to store. [all that the encoder takes]")
     ] = None,
 ) -> None:
-    """Crop and resize images to one size, and write them as a zip or as shards, or write their latents."""
+    """Crop and resize images to one size, and write them, or their latents; captions and classes come along."""
     from tcm.data.opening import open_pictures
     from tcm.data.prepare import Crop, check_target, survey, usual_form
+    from tcm.text.condition import Texts
+    from tcm.text.encoders import load_encoder
 
-    check_target(target)
+    if tokens is not None and text_encoder is None:
+        raise TcmError(f"--tokens {tokens} needs --text-encoder; give both or none")
+    encoder = None if text_encoder is None else Texts.of(load_encoder(text_encoder), tokens)
+    check_target(target, encoder)
     pictures = open_pictures(source, split)
     form = usual_form(survey(pictures), _parsed_size(size))
     form = replace(form, crop=form.crop if crop is None else Crop(crop), channels=channels or form.channels)
     if latents is not None:
-        return _write_latents(pictures, form, target, skip_broken, workers, latents, text_encoder)
-    if text_encoder is not None:
-        raise TcmError(f"--text-encoder {text_encoder} is for --latents; add it, or leave the encoder to the recipe")
-    return write_in_form(pictures, form, target, skip_broken, workers)
+        return _write_latents(pictures, form, target, skip_broken, workers, latents, encoder)
+    return write_in_form(pictures, form, target, skip_broken, workers, encoder)
 
 
 def _write_latents(
@@ -136,7 +144,7 @@ def _write_latents(
     skip_broken: bool,
     workers: int,
     vae: str,
-    text_encoder: str | None,
+    texts: Texts | None,
 ) -> None:
     """Write the latents of a source's images, and say which autoencoder made them."""
     from rich.console import Console
@@ -146,25 +154,29 @@ def _write_latents(
     from tcm.data.prepare import Preparation, prepared_images
     from tcm.foundation.devices import best_device
     from tcm.text.autoencoders import Latents
-    from tcm.text.condition import Texts
-    from tcm.text.encoders import load_encoder
 
     if target.suffix:
         raise TcmError(f"{target}: latents are written into a folder; give a name without {target.suffix}")
-    preparation, encoder = Preparation(source, form), Latents.of(vae)
+    preparation, latents = Preparation(source, form), Latents.of(vae)
     if form.size is not None:
-        encoder.of_images((form.channels or 3, *form.size))
-    texts = None if text_encoder is None else Texts.of(load_encoder(text_encoder))
+        latents.of_images((form.channels or 3, *form.size))
     if texts is not None and (source.annotations is None or source.annotations.texts is None):
-        raise TcmError(f"--text-encoder {text_encoder}: the images have no captions; leave it out")
+        raise TcmError(f"--text-encoder {texts.encoder}: the images have no captions; leave it out")
     images = prepared_images(preparation, skip_broken, workers)
     shown = track(images, "encoding", total=preparation.count, console=Console(stderr=True), transient=True)
-    written, skipped = write_encoded(target, shown, source.annotations, encoder, texts, best_device())
+    written, skipped = write_encoded(target, shown, source.annotations, latents, texts, best_device())
     _name_skipped(skipped)
-    _say(f"{written:,} images ({form}), as {encoder}: {target}")
+    _say(f"{written:,} images ({form}), as {latents}: {target}")
 
 
-def write_in_form(source: Pictures | Dataset, form: Form, target: Path, skip_broken: bool, workers: int) -> None:
+def write_in_form(
+    source: Pictures | Dataset,
+    form: Form,
+    target: Path,
+    skip_broken: bool,
+    workers: int,
+    encoder: Texts | None = None,
+) -> None:
     """Write the images of a source in one form, and say which form and what was left out."""
     from rich.console import Console
     from rich.progress import track
@@ -174,7 +186,7 @@ def write_in_form(source: Pictures | Dataset, form: Form, target: Path, skip_bro
     preparation = Preparation(source, form)
     images = prepared_images(preparation, skip_broken, workers)
     shown = track(images, "preparing", total=preparation.count, console=Console(stderr=True), transient=True)
-    written, skipped = write_prepared(target, shown, preparation.labels)
+    written, skipped = write_prepared(target, shown, preparation.annotations, encoder)
     _name_skipped(skipped)
     _say(f"{written:,} images ({form}): {target}")
 
@@ -201,6 +213,8 @@ def _table(title: str, summary: Summary) -> Table:
     if len(summary.class_counts) > 20:
         counts = [count for _, count in summary.class_counts]
         table.add_row("  ...", f"from {min(counts):,} to {max(counts):,} images per class")
+    if summary.captions:
+        table.add_row("captions", f"{summary.captions:,}")
     table.add_row("mean", "  ".join(f"{value:+.4f}" for value in summary.mean) + "  (pixels in [-1, 1])")
     table.add_row("standard deviation", "  ".join(f"{value:.4f}" for value in summary.std))
     table.add_row("sigma_data", f"{summary.sigma_data:.4f}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tcm.cli.data import Split
-from tcm.cli.sample import Batch, ClassOption, Device, Steps, TimesOption, model_of, sampling_of
+from tcm.cli.sample import Batch, ClassOption, Device, Guidance, Steps, TimesOption, model_of, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
@@ -48,6 +48,24 @@ def evaluation(
     seed: Seed = 0,
     choice: ClassOption = None,
     data_conditions: DataConditions = False,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Draw one image for each prompt of this file: one a line, a JSON list, or COCO's captions."),
+    ] = None,
+    guidance: Guidance = None,
+    resize: Annotated[
+        int | None, typer.Option(min=1, help="Resize a model's images to this side (Lanczos) before they are measured.")
+    ] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="Also give the CLIP score of the prompts: a folder with a CLIP model.")
+    ] = None,
+    retrieval: Annotated[
+        bool,
+        typer.Option(
+            "--retrieval",
+            help="Also draw the data's captions: is the nearest image of the data the one of its caption?",
+        ),
+    ] = False,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
@@ -65,11 +83,13 @@ def evaluation(
 ) -> None:
     """Measure a model or images against data, or compare two files of scores."""
     from tcm.cli import scoring
+    from tcm.evaluation.clip_score import load_clip
     from tcm.evaluation.denoising import denoising_distances, model_denoise
     from tcm.evaluation.evaluate import check_detector, model_subject, needs_reference_features
     from tcm.evaluation.features import load_detector
     from tcm.evaluation.generation import conditions_of, parse_times
     from tcm.evaluation.references import PAPERS_COUNT
+    from tcm.evaluation.retrieval import retrieval_scores
     from tcm.evaluation.scores import append_scores, compare, read_scores
     from tcm.foundation.counting import counter
     from tcm.foundation.processes import join
@@ -83,6 +103,10 @@ def evaluation(
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
     if choice is not None and data_conditions:
         raise TcmError(f"--class {choice} and --data-conditions both set the conditions; give one of them")
+    if prompts is not None and (choice is not None or data_conditions):
+        raise TcmError(f"--prompts {prompts} cannot be combined with --class or --data-conditions; give one of them")
+    if clip is not None and prompts is None:
+        raise TcmError(f"--clip {clip} compares images with prompts; give --prompts too")
     wanted = scoring.chosen_metrics(metrics)
     sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
     with join(device) as processes, warnings.catch_warnings():
@@ -91,22 +115,31 @@ def evaluation(
             target = model_of(target, processes)
         network = load_detector(detector, processes.device)
         check_detector(network, wanted)
-        keep = needs_reference_features(wanted)
+        keep = needs_reference_features(wanted) or retrieval
         if scoring.is_images(target):
-            if data_conditions or (steps, times, choice, dfid) != (None, None, None, None):
+            if data_conditions or retrieval or {steps, times, choice, dfid, prompts, guidance, resize} != {None}:
                 raise TcmError(
-                    f"{target} holds images; --steps, --times, --class, --data-conditions and --dfid are for models"
+                    f"{target} holds images; --steps, --times, --class, --data-conditions, --dfid, --prompts, "
+                    "--guidance, --resize and --retrieval are for models"
                 )
             images = scoring.all_images(target, count)
             reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
             found = scoring.score_images(images, target, reference, wanted, batch, processes)
         else:
             model = load(target).to(processes.device)
-            dataset = scoring.dataset_for(data, split) if at or data_conditions else None
+            model = model if guidance is None else model.guided(guidance)
+            needed = at or data_conditions or retrieval
+            dataset = scoring.dataset_for(data, split, model.card.condition) if needed else None
             condition = conditions_of(dataset) if dataset is not None and data_conditions else None
             reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
-            seeds = range(seed, seed + (count or PAPERS_COUNT))
-            found = scoring.score_model(model, target, seeds, sampling, reference, wanted, batch, processes, condition)
+            drawn = None if prompts is None else scoring.Drawn.of(prompts, seed, count)
+            seeds = range(seed, seed + (count or (PAPERS_COUNT if drawn is None else len(drawn.prompts))))
+            shown = scoring.Shown(resize, drawn, None if clip is None else load_clip(clip, processes.device))
+            found = scoring.score_model(
+                model, target, seeds, sampling, reference, wanted, batch, processes, condition, shown
+            )
+            if retrieval and dataset is not None:
+                found += retrieval_scores(model, target, dataset, reference, sampling, seed, count, batch)
             if dataset is not None and at:
                 f, subject = model_denoise(model), model_subject(model, target, None, seed)
                 found += denoising_distances(
@@ -157,7 +190,7 @@ def best_times(
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
         reference = scoring.reference_for(data, split, network, False, batch, processes)
-        condition = conditions_of(scoring.dataset_for(data, split)) if data_conditions else None
+        condition = conditions_of(scoring.dataset_for(data, split, loaded.card.condition)) if data_conditions else None
         seeds = range(seed, seed + count)
         searched = search_time(loaded, model, seeds, tried, reference, batch, processes, condition)
         console = Console(stderr=True, quiet=not processes.first)

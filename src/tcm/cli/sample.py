@@ -21,18 +21,30 @@ STEPS_HELP = (
 Steps = Annotated[int | None, typer.Option(min=1, help=STEPS_HELP)]
 TimesOption = Annotated[str | None, typer.Option(help="Sampling times instead of steps, such as 80,1.")]
 ClassOption = Annotated[str | None, typer.Option("--class", help="Draw this class only: its name or number.")]
+Guidance = Annotated[
+    float | None, typer.Option(min=0, help="Classifier-free guidance of a diffusion model; 1 is none.")
+]
+Negative = Annotated[str | None, typer.Option(help="The prompt that guidance steers away from. [the empty one]")]
 Batch = Annotated[int, typer.Option(min=1, help="Batch size; does not change the images.")]
 Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")]
 
 
 def sample(
     model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
-    count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="How many images; 16 by default.")] = None,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", min=1, help="How many images, of each prompt; 16 by default, or 4.")
+    ] = None,
     steps: Steps = None,
     times: TimesOption = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
     seeds: Annotated[str | None, typer.Option(help="Which seeds to draw, such as 0-63.")] = None,
     choice: ClassOption = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Draw this text; can be given several times.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts: one a line, a JSON list, or COCO's captions.")
+    ] = None,
+    guidance: Guidance = None,
+    negative: Negative = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
     batch: Annotated[
         int | None, typer.Option(min=1, help="Batch size; does not change the images. By default what fits in memory.")
@@ -48,6 +60,7 @@ def sample(
 
     from tcm.evaluation.generation import generate, parse_seeds
     from tcm.evaluation.output import check_output, make_room, write_samples
+    from tcm.evaluation.prompts import draw, prompted
     from tcm.evaluation.sharing import share
     from tcm.foundation.counting import counter
     from tcm.foundation.processes import join
@@ -56,21 +69,42 @@ def sample(
     check_output(out)
     if seeds is not None and count is not None:
         raise TcmError(f"-n {count} and --seeds {seeds} both say how many images; give one of them")
-    chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or 16)))
+    texts = prompts_of(prompt, prompts)
+    if texts and choice is not None:
+        raise TcmError(f"--class {choice} and prompts cannot both be given; give one of them")
+    usual = 4 if texts else 16
+    chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or usual)))
+    wanted = prompted(texts, chosen) if texts else None
+    chosen = chosen if wanted is None else [one.seed for one in wanted]
     sampling = sampling_of(steps, times, choice, precision)
     with join(device) as processes:
         with processes.agreeing():
             loaded = load(model_of(model, processes)).to(processes.device)
+            loaded = loaded if guidance is None else loaded.guided(guidance)
             if processes.first:
                 make_room(out, overwrite)
         own = share(processes, chosen)
         start = time.perf_counter()
-        images = counter(processes)(generate(loaded, own, sampling, batch), len(own), "sampling")
-        write_samples(out, images, chosen, loaded.card.picture_shape, processes)
+        if wanted is None and negative is not None:
+            raise TcmError(f"--negative {negative!r} needs a prompt; give --prompt or --prompts")
+        drawn = (
+            generate(loaded, own, sampling, batch)
+            if wanted is None
+            else draw(loaded, share(processes, wanted), sampling, negative, batch)
+        )
+        images = counter(processes)(drawn, len(own), "sampling")
+        write_samples(out, images, chosen, loaded.card.picture_shape, processes, wanted)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
+
+
+def prompts_of(prompt: list[str] | None, file: Path | None) -> list[str]:
+    """The prompts that were given one by one, then those of a file."""
+    from tcm.evaluation.prompts import read_prompts
+
+    return [*(prompt or []), *(read_prompts(file) if file is not None else [])]
 
 
 def model_of(given: str, processes: Processes | None = None) -> str:

@@ -116,5 +116,8 @@ class EncodedCaptions(Annotations):
 def read_by(dataset: Dataset, expected: ConditionKind | None) -> Dataset:
     """The data set with its captions as the `expected` encoder reads them; unchanged if no texts are expected."""
     if isinstance(expected, Texts) and isinstance(dataset.annotations, Captions):
-        dataset.annotations = EncodedCaptions(dataset.annotations, expected)
+        encoded = EncodedCaptions(dataset.annotations, expected)
+        if not dataset.in_memory:  # processes will read it, none of which should load an encoder
+            encoded.condition(np.arange(dataset.count))
+        dataset.annotations = encoded
     return dataset

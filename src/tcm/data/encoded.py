@@ -29,7 +29,7 @@ from tcm.method.conditions import ConditionKind, TextEmbeddings
 from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 
-PER_PART = 10_000
+PER_PART = 8192
 LATENTS, LABELS, CAPTIONS, TOKENS, MASK = "latents.npy", "labels.npy", "captions.json", "tokens.npy", "mask.npy"
 NULL = "null.npz"
 

@@ -1,16 +1,20 @@
 """Many images as one picture."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from tcm.data.dataset import Pixels
 from tcm.data.decode import picture_of
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
+
+FONT, LINE, GAP, MOST_LINES = 11, 13, 6, 3
+"""Of captions in a grid: the size of letters and of a line, the space around cells, the lines of a caption."""
 
 
 def image_grid(images: Pixels | Tensor, columns: int | None = None, scale: int = 1, gap: int = 1) -> Image.Image:
@@ -37,10 +41,55 @@ def image_grid(images: Pixels | Tensor, columns: int | None = None, scale: int =
     return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
 
+def captioned_grid(
+    images: Pixels | Tensor, captions: Sequence[str], columns: int | None = None, scale: int = 1
+) -> Image.Image:
+    """Lay out images with a caption below each; one that is empty leaves its room to the caption before it."""
+    array = images.cpu().numpy() if isinstance(images, Tensor) else images
+    columns = columns or math.ceil(math.sqrt(len(array)))
+    height, width = array.shape[2] * scale, array.shape[3] * scale
+    font = ImageFont.load_default(FONT)
+    rows = [list(captions[start : start + columns]) for start in range(0, len(captions), columns)]
+    lines = [[_wrapped(text, _room(row, at) * width, font) for at, text in enumerate(row)] for row in rows]
+    depths = [LINE * max(len(wrapped) for wrapped in row) + GAP for row in lines]
+    sheet = Image.new("RGB", (columns * (width + GAP), sum(height + depth for depth in depths)), "white")
+    draw, top = ImageDraw.Draw(sheet), 0
+    for number, (row, depth) in enumerate(zip(lines, depths, strict=True)):
+        for at, wrapped in enumerate(row):
+            picture = picture_of(array[number * columns + at]).resize((width, height), Image.Resampling.NEAREST)
+            sheet.paste(picture, (at * (width + GAP), top))
+            for line, text in enumerate(wrapped):
+                draw.text((at * (width + GAP), top + height + line * LINE), text, "black", font)
+        top += height + depth
+    return sheet
+
+
+def _room(row: list[str], at: int) -> int:
+    """The cells that a caption may use: its own, and those after it without one."""
+    following = row[at + 1 :]
+    return 1 + next((index for index, text in enumerate(following) if text), len(following))
+
+
+def _wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+    """A text in lines of this width, at most three."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1]}…"]
+
+
+def save_picture(path: str | Path, picture: Image.Image) -> None:
+    """Write a picture as a PNG, whole or not at all."""
+    with atomic_write(path) as file:
+        picture.save(file, format="PNG")
+
+
 def save_grid(
     path: str | Path, images: Pixels | Tensor, columns: int | None = None, scale: int = 1, gap: int = 1
 ) -> None:
     """Write `image_grid` as a PNG, whole or not at all."""
-    picture = image_grid(images, columns, scale, gap)
-    with atomic_write(path) as file:
-        picture.save(file, format="PNG")
+    save_picture(path, image_grid(images, columns, scale, gap))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tcm.data.caption_files import TEXT_KEYS, in_order
 from tcm.data.dataset import ClassLabels, Stored
 from tcm.data.decode import BrokenImage
 from tcm.data.pictures import PackedNames, Pictures
@@ -92,6 +93,17 @@ def label_column(rows: Any) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
+def text_column(rows: Any) -> str | None:
+    """Find the column of captions: one of a usual name, or the only one of texts."""
+    texts = [
+        name
+        for name, feature in rows.features.items()
+        if isinstance(feature, _library().Value) and feature.dtype in ("string", "large_string")
+    ]
+    named = next((name for name in TEXT_KEYS if name in texts), None)
+    return named or (str(texts[0]) if len(texts) == 1 else None)
+
+
 def encoded_bytes(cell: Any, name: str) -> bytes:
     """Return the file's bytes in a cell of an undecoded image column."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
@@ -111,7 +123,10 @@ class RowPictures(Pictures):
         self._rows = without_decoding(rows, self._column)
         self.names = PackedNames(f"{where} row {row}" for row in range(len(rows)))
         column = label_column(rows)
-        self.annotations = ClassLabels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+        classes = ClassLabels.of(np.array(rows[column[0]][:]), where, column[1]) if column else None
+        texts = text_column(rows)
+        captions = {} if texts is None else dict(zip(self.names, (text or "" for text in rows[texts]), strict=True))
+        self.annotations = in_order(captions, self.names, where, classes) if captions else classes
 
     def stored(self) -> Stored | None:
         """Return the tables, unless they only name image files that lie elsewhere."""

@@ -1,7 +1,7 @@
 """Batches of a stream: it cannot jump to a step, so it has a position, from which reading resumes exactly."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tcm.data.dataset import Pixels
+from tcm.data.decode import BrokenImage
 from tcm.data.loader import LoadedBatch, Resume, as_batch
 from tcm.data.order import check_seed, flips, permutation, rank_indices
 from tcm.data.streams import Sample, Stream
@@ -98,17 +100,31 @@ class StreamBatches:
         decoders: ThreadPoolExecutor,
     ) -> Iterator[LoadedBatch]:
         for number in count(step):
-            samples = []
-            for index in self._index:
-                lane = int(number * self._batch + index) % self._lanes
+            used = [int(number * self._batch + index) % self._lanes for index in self._index]
+            coming = []
+            for lane in used:
                 sample, positions[lane] = next(lanes[lane])
+                coming.append((sample, decoders.submit(self._stream.decode, sample)))
+            samples, images = [], []
+            for lane, (sample, decoding) in zip(used, coming, strict=True):
+                while (pixels := self._pixels(decoding)) is None:
+                    sample, positions[lane] = next(lanes[lane])
+                    decoding = decoders.submit(self._stream.decode, sample)
                 samples.append(sample)
-            images = np.stack(list(decoders.map(self._stream.decode, samples)))
+                images.append(pixels)
             condition = self._stream.condition(samples)
             mirrored = flips(self._seed, number, self._index) if self._flip else None
             resume: Resume = {"stream": self._stream.identity}
             resume |= {f"lane {lane}": asdict(position) for lane, position in positions.items()}
-            yield replace(as_batch(images, condition, mirrored, self._index, number), resume=resume)
+            yield replace(as_batch(np.stack(images), condition, mirrored, self._index, number), resume=resume)
+
+    def _pixels(self, decoding: Future[Pixels]) -> Pixels | None:
+        """The decoded image; None if it is broken and the stream leaves it out."""
+        try:
+            return decoding.result()
+        except BrokenImage as error:
+            self._stream.leave_out(error)
+            return None
 
     def _samples(
         self, lane: int, position: LanePosition, readers: ThreadPoolExecutor

@@ -25,6 +25,7 @@ from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import find_class
 from tcm.method.conditions import ConditionKind
+from tcm.text.condition import Texts
 
 FETCHABLE = ("cifar10", "emoji", "fashion-mnist", "mnist")
 STREAM = "stream:"
@@ -189,14 +190,26 @@ def _open_zip(path: Path, split: str) -> Pictures | Dataset:
 
 def shard_class_names(folder: Path) -> tuple[str, ...]:
     """Read the class names that `tcm data prepare` writes next to shards."""
+    return tuple(str(name) for name in _described_shards(folder).get("class_names", []))
+
+
+def shard_texts(folder: Path) -> Texts | None:
+    """Read which encoder's embeddings `tcm data prepare` has written into shards; None if it has not."""
+    written = _described_shards(folder).get("text")
+    return None if written is None else Texts(**written)
+
+
+def _described_shards(folder: Path) -> dict[str, Any]:
     source = folder / DATASET_JSON
     if not source.is_file():
-        return ()
+        return {}
     try:
-        names = json.loads(source.read_bytes()).get("class_names", [])
-    except (ValueError, AttributeError, RecursionError) as error:
+        found = json.loads(source.read_bytes())
+    except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not the JSON object that describes shards ({error}); fix or remove it") from error
-    return tuple(str(name) for name in names)
+    if not isinstance(found, dict):
+        raise TcmError(f"{source} is not the JSON object that describes shards; fix or remove it")
+    return found
 
 
 def only_train(name: str, split: str) -> None:

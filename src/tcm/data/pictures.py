@@ -7,13 +7,14 @@ import tarfile
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast, overload
 
 import numpy as np
 from PIL import Image
 
+from tcm.data.caption_files import CAPTION_FILES, LARGEST_TEXT, caption_of, captions_from, in_order
 from tcm.data.dataset import Annotations, ClassLabels, Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
@@ -100,14 +101,8 @@ class FolderPictures(Pictures):
         names = sorted(name for name in _files_below(root) if is_image(name))
         if not names:
             raise TcmError(f"{root} holds no images ({', '.join(sorted(EXTENSIONS))}); give the folder that holds them")
-        if (root / DATASET_JSON).is_file():
-            source = root / DATASET_JSON
-            self.annotations = labels_from_json(source.read_bytes(), names, str(source))
-        elif (root / LABELS_CSV).is_file():
-            source = root / LABELS_CSV
-            self.annotations = labels_from_csv(source.read_bytes(), names, str(source))
-        else:
-            self.annotations = labels_from_folders(names, str(root))
+        present = [file for file in ANNOTATION_FILES if (root / file).is_file()]
+        self.annotations = annotations_of(present, lambda file: (root / file).read_bytes(), names, str(root))
         self.names = PackedNames(names)
 
     def stored(self) -> Stored | None:
@@ -127,13 +122,33 @@ class FolderPictures(Pictures):
             raise BrokenImage(f"{path} cannot be read ({error.strerror})") from error
 
 
+ANNOTATION_FILES = (DATASET_JSON, LABELS_CSV, *CAPTION_FILES)
+"""The files beside images that say what is in them."""
+
+
+def annotations_of(
+    present: Sequence[str], read: Callable[[str], bytes], names: Sequence[str], where: str
+) -> Annotations | None:
+    """What the files of these names, beside images, say about them; without any, folders are classes."""
+    classes = None
+    if DATASET_JSON in present:
+        classes = labels_from_json(read(DATASET_JSON), names, f"{where}/{DATASET_JSON}")
+    elif LABELS_CSV in present:
+        classes = labels_from_csv(read(LABELS_CSV), names, f"{where}/{LABELS_CSV}")
+    captions = next((file for file in CAPTION_FILES if file in present), None)
+    if captions is not None:
+        return captions_from(captions, read(captions), names, f"{where}/{captions}", classes)
+    return classes if present else labels_from_folders(names, where)
+
+
 class TarPictures(Pictures):
-    """Image files in uncompressed WebDataset shards: `KEY.png` next to `KEY.cls`, read directly from the tars."""
+    """Image files in uncompressed WebDataset shards: `KEY.png` next to `KEY.cls`, `KEY.txt` or `KEY.json`."""
 
     def __init__(self, shards: list[Path], class_names: tuple[str, ...] = ()):
         self._shards = shards
         names, extents, keys = [], [], []
         classes: dict[str, int] = {}
+        texts: dict[str, dict[str, bytes]] = {}
         for number, shard in enumerate(shards):
             for member, start in _members(shard):
                 key, suffix = _key_and_suffix(member.name)
@@ -143,13 +158,17 @@ class TarPictures(Pictures):
                     extents.append((number, member.offset_data, member.size))
                 elif suffix == ".cls":
                     classes[f"{shard}/{key}"] = class_number(start, f"{shard}/{member.name}")
+                elif suffix in (".txt", ".json"):
+                    texts.setdefault(f"{shard}/{key}", {})[suffix[1:]] = start
         where = str(shards[0].parent)
         if not keys:
             raise TcmError(f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))})")
         missing = [name for name, key in zip(names, keys, strict=True) if key not in classes]
         if classes and missing:
             raise TcmError(f"{missing[0]} has no .cls file, though other images have one; add it or remove the image")
-        self.annotations = ClassLabels.of([classes[key] for key in keys], where, class_names) if classes else None
+        labels = ClassLabels.of([classes[key] for key in keys], where, class_names) if classes else None
+        captions = {key: text for key, files in texts.items() if (text := caption_of(files))}
+        self.annotations = in_order(captions, keys, where, labels) if captions else labels
         self.names = PackedNames(names)
         self._extents = np.array(extents, np.int64)
 
@@ -175,7 +194,7 @@ def class_number(text: bytes, source: str) -> int:
 
 
 def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Yield the files in a shard, each with its first bytes (enough for a class number)."""
+    """Yield the files in a shard, each with its first bytes: enough for a class number, or for a caption."""
     length = shard.stat().st_size
     try:
         # Mapped: a file's read allocates what a damaged header claims, a map's read only what is there.
@@ -192,7 +211,8 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
                 if member.offset_data + member.size > length:
                     raise TcmError(f"{shard} ends within {member.name}; copy or download it again")
                 if member.isreg() and not member.issparse():
-                    yield member, mapped[member.offset_data : member.offset_data + min(member.size, 32)]
+                    most = LARGEST_TEXT if member.name.endswith((".txt", ".json")) else 32
+                    yield member, mapped[member.offset_data : member.offset_data + min(member.size, most)]
     except TcmError:
         raise
     except TAR_ERRORS as error:

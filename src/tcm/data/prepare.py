@@ -6,7 +6,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -15,13 +15,17 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 
-from tcm.data.dataset import Broken, ClassLabels, Dataset
+from tcm.data.caption_files import EMBEDDING, METADATA_JSONL
+from tcm.data.caption_streams import embedding_bytes
+from tcm.data.captions import AT_ONCE
+from tcm.data.dataset import Annotations, Broken, Dataset
 from tcm.data.decode import BrokenImage, declared_form, picture_of, png_of
 from tcm.data.labels import DATASET_JSON
 from tcm.data.loader import read_ahead
 from tcm.data.pictures import Pictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write, new_folder, write_text
+from tcm.text.condition import Texts
 
 _PER_SHARD = 10_000
 
@@ -161,17 +165,13 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         self._source = source
         self._form = form
         self.count = len(source.names) if isinstance(source, Pictures) else source.count
-        self.annotations = source.annotations
-
-    @property
-    def labels(self) -> ClassLabels | None:
-        """Return what a .zip and shards can hold of the annotations: classes."""
-        if isinstance(self.annotations, ClassLabels | None):
-            return self.annotations
-        raise TcmError(
-            f"the images come with {self.annotations.kind}, but a .zip and shards can hold only classes; use the "
-            "data set as it is, and resize or crop in its own class"
-        )
+        found = source.annotations
+        if found is not None and found.classes is None and found.texts is None:
+            raise TcmError(
+                f"the images come with {found.kind}, but a .zip and shards can hold only classes and captions; use the "
+                "data set as it is, and resize or crop in its own class"
+            )
+        self.annotations = found
 
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
@@ -204,23 +204,28 @@ def prepared_images(preparation: Preparation, skip_broken: bool = False, workers
 
 
 def write_prepared(
-    target: str | Path, images: Iterable[Prepared], labels: ClassLabels | None
+    target: str | Path, images: Iterable[Prepared], annotations: Annotations | None, encoder: Texts | None = None
 ) -> tuple[int, list[Broken]]:
     """Write prepared images to a .zip, or as shards into a new folder; either appears whole or not at all.
 
-    Return the number of images written and those left out.
+    Shards can hold the embeddings of the captions too, as an `encoder` reads them. Return the number of images written
+    and those left out.
     """
     target = Path(target)
-    check_target(target)
+    check_target(target, encoder)
+    if encoder is not None and (annotations is None or annotations.texts is None):
+        raise TcmError(f"the images have no captions for the text encoder {encoder.encoder} to read; leave it out")
     if target.suffix == ".zip":
         with atomic_write(target) as file, zipfile.ZipFile(file, "w") as archive:
-            return _fill_zip(archive, images, labels)
+            return _fill_zip(archive, images, annotations)
     with new_folder(target) as folder:
-        return _fill_shards(folder, images, labels)
+        return _fill_shards(folder, images, annotations, encoder)
 
 
-def check_target(target: Path) -> None:
+def check_target(target: Path, encoder: Texts | None = None) -> None:
     """Refuse a target that exists, or whose name is neither a zip's nor a folder's."""
+    if encoder is not None and target.suffix == ".zip":
+        raise TcmError(f"{target}: only shards hold the embeddings of captions; name a folder (no ending)")
     if target.suffix not in ("", ".zip"):
         raise TcmError(f"{target} ends in {target.suffix}; name a .zip, or a folder (no ending) for shards")
     if target.exists():
@@ -235,45 +240,74 @@ def prepare_dataset(
     >>> prepare_dataset(open_pictures("photos/"), "photos-64.zip", Form((64, 64), Crop.CENTER))  # doctest: +SKIP
     """
     preparation = Preparation(source, form)
-    return write_prepared(target, prepared_images(preparation, skip_broken, workers), preparation.labels)
+    return write_prepared(target, prepared_images(preparation, skip_broken, workers), preparation.annotations)
 
 
 def _fill_zip(
-    archive: zipfile.ZipFile, images: Iterable[Prepared], labels: ClassLabels | None
+    archive: zipfile.ZipFile, images: Iterable[Prepared], annotations: Annotations | None
 ) -> tuple[int, list[Broken]]:
     skipped: list[Broken] = []
+    labels, texts = (None, None) if annotations is None else (annotations.classes, annotations.texts)
     listed: list[tuple[str, int]] = []
+    captions: list[str] = []
     written = 0
     for written, image in enumerate(_without_broken(images, skipped), start=1):
         name = f"{(written - 1) // 1000:05d}/img{written - 1:08d}.png"
         archive.writestr(zipfile.ZipInfo(name), image.png)  # ZipInfo's date is fixed: the same images, the same zip
         if labels is not None:
             listed.append((name, int(labels.values[image.number])))
+        if texts is not None:
+            captions.append(json.dumps({"file_name": name, "text": texts[image.number]}, ensure_ascii=False))
     _check_written(written, skipped)
     content = {"labels": None} if labels is None else {"labels": listed, "class_names": labels.names}
     archive.writestr(zipfile.ZipInfo(DATASET_JSON), json.dumps(content))
+    if texts is not None:
+        archive.writestr(zipfile.ZipInfo(METADATA_JSONL), "\n".join(captions) + "\n")
     return written, skipped
 
 
-def _fill_shards(folder: Path, images: Iterable[Prepared], labels: ClassLabels | None) -> tuple[int, list[Broken]]:
+def _fill_shards(
+    folder: Path, images: Iterable[Prepared], annotations: Annotations | None, encoder: Texts | None
+) -> tuple[int, list[Broken]]:
     skipped: list[Broken] = []
-    usable = _without_broken(images, skipped)
+    labels = None if annotations is None else annotations.classes
+    usable = _with_annotations(_without_broken(images, skipped), annotations, encoder)
     written = 0
     while chunk := list(islice(usable, _PER_SHARD)):
         with (
             atomic_write(folder / f"shard-{written // _PER_SHARD:06d}.tar") as file,
             tarfile.open(fileobj=file, mode="w") as shard,
         ):
-            for image in chunk:
-                _add(shard, f"{written:08d}.png", image.png)
-                if labels is not None:
-                    _add(shard, f"{written:08d}.cls", str(labels.values[image.number]).encode())
+            for files in chunk:
+                for suffix, data in files.items():
+                    _add(shard, f"{written:08d}.{suffix}", data)
                 written += 1
     _check_written(written, skipped)
-    write_text(
-        folder / DATASET_JSON, json.dumps({"count": written, "class_names": [] if labels is None else labels.names})
-    )
+    described: dict[str, object] = {"count": written, "class_names": [] if labels is None else labels.names}
+    if encoder is not None:
+        described["text"] = asdict(Texts.of(encoder.load_encoder(), encoder.tokens))
+    write_text(folder / DATASET_JSON, json.dumps(described))
     return written, skipped
+
+
+def _with_annotations(
+    images: Iterator[Prepared], annotations: Annotations | None, encoder: Texts | None
+) -> Iterator[dict[str, bytes]]:
+    """The files of each sample of a shard, by their endings."""
+    labels, texts = (None, None) if annotations is None else (annotations.classes, annotations.texts)
+    while some := list(islice(images, AT_ONCE)):
+        files = [{"png": image.png} for image in some]
+        captions = [] if texts is None else [texts[image.number] for image in some]
+        for sample, image in zip(files, some, strict=True):
+            if labels is not None:
+                sample["cls"] = str(labels.values[image.number]).encode()
+        for sample, caption in zip(files, captions, strict=False):
+            sample["txt"] = caption.encode("utf-8", "surrogatepass")
+        if encoder is not None:
+            found = encoder.load_encoder().encode(captions, encoder.tokens, warn=False)
+            for sample, tokens, mask in zip(files, found.tokens, found.mask, strict=True):
+                sample[EMBEDDING] = embedding_bytes(tokens, mask)
+        yield from files
 
 
 def _without_broken(images: Iterable[Prepared], skipped: list[Broken]) -> Iterator[Prepared]:

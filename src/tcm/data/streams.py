@@ -15,22 +15,29 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from tcm.data.dataset import ClassLabels, Dataset, Pixels, named_classes, numbered
-from tcm.data.decode import EXTENSIONS, channels_of, decode_picture, pixels_of
-from tcm.data.huggingface import HUB, encoded_bytes, image_column, label_column, stream_rows, without_decoding
+from tcm.data.caption_files import EMBEDDING, caption_of
+from tcm.data.dataset import ClassLabels, Pixels, named_classes
+from tcm.data.decode import EXTENSIONS, BrokenImage, channels_of, decode_picture, pixels_of
+from tcm.data.huggingface import (
+    HUB,
+    encoded_bytes,
+    image_column,
+    label_column,
+    stream_rows,
+    text_column,
+    without_decoding,
+)
 from tcm.data.opening import (
-    STREAM,
     check_channels,
     is_class,
     only_train,
     open_class,
-    open_dataset,
     shard_class_names,
 )
 from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
-from tcm.method.conditions import Classes, Condition, ConditionKind
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.text.autoencoders import Latents
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
@@ -46,6 +53,9 @@ class Sample:
     name: str
     data: bytes
     annotation: object = None
+    caption: str | None = None
+    embedding: bytes | None = None
+    """The caption as a text encoder read it, in numpy's format, if that is stored with the image."""
 
 
 class Stream(ABC):
@@ -88,6 +98,10 @@ class Stream(ABC):
     @abstractmethod
     def shard(self, number: int) -> Iterator[Sample]:
         """Yield the samples of a shard, always in the same order."""
+
+    def leave_out(self, error: BrokenImage) -> None:
+        """Agree to leave out a sample whose image cannot be read; by default that is an error."""
+        raise error
 
     def decode(self, sample: Sample) -> Pixels:
         """Return a sample's pixels, checked against the stream's shape."""
@@ -170,8 +184,8 @@ class RowStream(ClassStream):
             raise TcmError(f"{where} does not say what its columns are; download it and open it without streaming")
         column = label_column(rows)
         self._image = image_column(rows, where)
-        self._label = column[0] if column else None
-        used = [name for name in (self._image, self._label) if name is not None]
+        self._label, self._text = column[0] if column else None, text_column(rows)
+        used = [name for name in (self._image, self._label, self._text) if name is not None]
         self._rows = without_decoding(rows, self._image).select_columns(used)
         if commit is None:
             identity = _names_and_sizes(sorted(str(path) for path in Path(where).rglob("*") if path.is_file()))
@@ -185,7 +199,9 @@ class RowStream(ClassStream):
         for index, row in enumerate(self._rows.shard(self.shards, number)):
             name = f"{self.where} row {index} of shard {number}"
             label = None if self._label is None else row[self._label]
-            yield Sample(name, encoded_bytes(row[self._image], name), None if label is None else int(label))
+            caption = None if self._text is None else row[self._text]
+            data = encoded_bytes(row[self._image], name)
+            yield Sample(name, data, None if label is None else int(label), caption or None)
 
 
 def open_stream(
@@ -210,23 +226,6 @@ def open_stream(
     return ShardStream(shards or _expanded(name), channels, shard_class_names(shard_folder) or class_names)
 
 
-def open_data(
-    path: str | Path, *, channels: int | None = None, expected: ConditionKind | None = None, split: str = "train"
-) -> Dataset | Stream:
-    """Open what a command is given: a stream if it starts with `stream:`, else a data set.
-
-    If classes are `expected`, they are those of a stream that has labels and does not say how many classes there are.
-
-    >>> str(open_data("digits").condition_kind)
-    '10 classes'
-    """
-    name = str(path)
-    if not name.startswith(STREAM):
-        return open_dataset(path, channels=channels, split=split, expected=expected)
-    class_names = numbered(expected.count) if isinstance(expected, Classes) else ()
-    return open_stream(name.removeprefix(STREAM), channels=channels, class_names=class_names, split=split)
-
-
 def _names_and_sizes(files: list[str]) -> str:
     """Identify files by their names and sizes; URLs by themselves."""
     found = [f"{Path(file).name} {Path(file).stat().st_size}" if Path(file).is_file() else file for file in files]
@@ -242,7 +241,7 @@ def _shard_samples(shard: str) -> Iterator[Sample]:
             raise TcmError(f"{name} has {len(images)} images; a sample must have exactly one")
         if images:
             label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
-            yield Sample(name, images[0], label)
+            yield Sample(name, images[0], label, caption_of(members), members.get(EMBEDDING))
 
 
 def _opened(shard: str) -> Iterator[dict[str, Any]]:

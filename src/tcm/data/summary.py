@@ -18,6 +18,8 @@ class Summary:
     condition: ConditionKind | None
     """What the images are annotated with."""
     class_counts: tuple[tuple[str, int], ...]
+    captions: int
+    """Images with a caption."""
     mean: tuple[float, ...]
     """Per channel."""
     std: tuple[float, ...]
@@ -55,6 +57,7 @@ def summarize(dataset: Dataset) -> Summary:
         count=dataset.count,
         shape=dataset.shape,
         condition=dataset.condition_kind,
+        captions=sum(1 for text in dataset.captions or () if text),
         class_counts=tuple(zip(names, numbers, strict=True)),
         mean=means,
         std=stds,

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from tcm.data.dataset import Stored
 from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage
-from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
 from tcm.data.limits import check_zip_entry
-from tcm.data.pictures import ZIP_ERRORS, PackedNames, Pictures, is_image
+from tcm.data.pictures import ANNOTATION_FILES, ZIP_ERRORS, PackedNames, Pictures, annotations_of, is_image
 from tcm.foundation.errors import TcmError
 
 _ENTRY = np.dtype(
@@ -45,14 +44,10 @@ class ZipPictures(Pictures):
         names = sorted(name for name in files if is_image(name))
         if not names:
             raise TcmError(f"{path} holds no images ({', '.join(sorted(EXTENSIONS))}); give a zip that does")
-        if DATASET_JSON in files:
-            content = self._undamaged(DATASET_JSON, lambda: archive.read(DATASET_JSON))
-            self.annotations = labels_from_json(content, names, f"{path}/{DATASET_JSON}")
-        elif LABELS_CSV in files:
-            content = self._undamaged(LABELS_CSV, lambda: archive.read(LABELS_CSV))
-            self.annotations = labels_from_csv(content, names, f"{path}/{LABELS_CSV}")
-        else:
-            self.annotations = labels_from_folders(names, str(path))
+        present = [file for file in ANNOTATION_FILES if file in files]
+        self.annotations = annotations_of(
+            present, lambda file: self._undamaged(file, lambda: archive.read(file)), names, str(path)
+        )
         self.names = PackedNames(names)
         self._entries = np.array([_fields(files[name]) for name in names], _ENTRY)
         _check_overlap(path, self._entries)

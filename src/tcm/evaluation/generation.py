@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from tcm.data import Dataset, to_uint8
+from tcm.data.decode import picture_of, pixels_of
 from tcm.foundation.devices import free_memory
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
@@ -115,6 +117,14 @@ def generate(
                 batch=batch,
             )
         yield quantise(images)
+
+
+def resized(batches: Iterable[Tensor], side: int) -> Iterator[Tensor]:
+    """uint8 batches scaled to squares of this side, by Pillow's Lanczos filter."""
+    for batch in batches:
+        pictures = [picture_of(pixels.cpu().numpy()) for pixels in batch]
+        scaled = [picture.resize((side, side), Image.Resampling.LANCZOS) for picture in pictures]
+        yield torch.from_numpy(np.stack([pixels_of(picture, batch.shape[1]) for picture in scaled]))
 
 
 def quantise(images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from tcm.data import save_grid
 from tcm.data.decode import picture_of, png_of
+from tcm.data.grid import captioned_grid, save_picture
+from tcm.evaluation.prompts import Prompted
 from tcm.evaluation.sharing import ALONE, gather_rows, share
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
@@ -20,6 +23,7 @@ from tcm.foundation.processes import Processes
 SUFFIXES = (".png", ".npz", ".zip")
 # Small images are enlarged in a grid until it is about this wide.
 GRID_WIDTH = 640
+SMALLEST_CELL = 96  # so that a prompt fits below its image
 
 
 def check_output(path: Path) -> None:
@@ -37,7 +41,7 @@ def make_room(path: Path, overwrite: bool) -> None:
     """
     if path.suffix == ".png" or not path.exists():
         return
-    old = [path] if path.suffix else sorted(path.glob("*.png"))
+    old = [path] if path.suffix else sorted([*path.glob("*.png"), *path.glob("*/*.png")])
     if old and not overwrite:
         what = "exists" if path.suffix else f"holds other images, such as {old[0].name}"
         raise TcmError(f"out={path} {what}; name another one, or pass --overwrite to replace what is there")
@@ -52,36 +56,54 @@ def write_samples(
     seeds: Sequence[int],
     shape: tuple[int, int, int],
     processes: Processes = ALONE,
+    prompts: Sequence[Prompted] | None = None,
 ) -> None:
     """Write this process's uint8 batches of `shape`, in the order of its share of `seeds`: the same pixels in any form.
 
     `out/` gets one PNG per image, named by its seed; `.png` a grid; `.npz` the arrays `images` [n, C, H, W] and
-    `seeds`; `.zip` the PNGs without a second compression.
+    `seeds`; `.zip` the PNGs without a second compression. The images of `prompts` are in a folder for each prompt, and
+    a grid says what they are.
     """
+    names = [png_name(seed) for seed in seeds] if prompts is None else [one.file for one in prompts]
     if not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
-        _write_folder(path, images, share(processes, seeds))
+        _write_folder(path, images, share(processes, names))
         return
     own = torch.cat([torch.empty(0, *shape, dtype=torch.uint8), *images])
     together = gather_rows(processes, own, len(seeds))
     if not processes.first:
         return
     if path.suffix == ".png":
-        save_grid(path, together, scale=max(1, GRID_WIDTH // (together.shape[-1] * round(len(seeds) ** 0.5))))
+        _write_grid(path, together, prompts)
     elif path.suffix == ".npz":
+        texts = {} if prompts is None else {"prompts": np.array([one.prompt for one in prompts])}
         with atomic_write(path) as file:
-            np.savez(file, images=together.numpy(), seeds=np.asarray(seeds))
+            np.savez(file, allow_pickle=False, images=together.numpy(), seeds=np.asarray(seeds), **texts)
     else:
         with atomic_write(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for seed, pixels in zip(seeds, together, strict=True):
-                archive.writestr(zipfile.ZipInfo(png_name(seed)), png_of(picture_of(pixels.numpy())))
+            for name, pixels in zip(names, together, strict=True):
+                archive.writestr(zipfile.ZipInfo(name), png_of(picture_of(pixels.numpy())))
 
 
-def _write_folder(folder: Path, images: Iterable[Tensor], seeds: Sequence[int]) -> None:
-    remaining = iter(seeds)
+def _write_grid(path: Path, images: Tensor, prompts: Sequence[Prompted] | None) -> None:
+    """One row for each prompt, or a square if there is one image for each."""
+    if prompts is None:
+        save_grid(path, images, scale=max(1, GRID_WIDTH // (images.shape[-1] * round(len(images) ** 0.5))))
+        return
+    each = len({one.seed for one in prompts})
+    columns = each if each > 1 else ceil(len(prompts) ** 0.5)
+    captions = [one.prompt if index % each == 0 else "" for index, one in enumerate(prompts)]
+    scale = max(1, max(GRID_WIDTH // columns, SMALLEST_CELL) // images.shape[-1])
+    save_picture(path, captioned_grid(images, captions, columns, scale))
+
+
+def _write_folder(folder: Path, images: Iterable[Tensor], names: Sequence[str]) -> None:
+    remaining = iter(names)
     for batch in images:
         for pixels in batch:
-            (folder / png_name(next(remaining))).write_bytes(png_of(picture_of(pixels.numpy())))
+            file = folder / next(remaining)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(png_of(picture_of(pixels.numpy())))
 
 
 def png_name(seed: int) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tcm.foundation.errors import TcmError
 
-Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall"]
+Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall", "clip-score", "retrieval", "class-retrieval"]
 """What can be measured: `fid` is the Fréchet distance in the features of any detector."""
 ConditionSource = Literal["drawn", "chosen", "given"]
 """How the conditions of samples came about: drawn from the seeds, one that a user chose for all, or given for each."""

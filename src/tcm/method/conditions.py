@@ -93,8 +93,13 @@ class TextEmbeddings(Condition):
         return replace(self, tokens=tokens, mask=mask, texts=texts)
 
     def to(self, device: torch.device) -> Self:
-        parts = (self.tokens, self.mask, self.null_tokens, self.null_mask)
-        return type(self)(*(to_device(part, device) for part in parts), texts=self.texts)
+        return replace(
+            self,
+            tokens=to_device(self.tokens, device),
+            mask=to_device(self.mask, device),
+            null_tokens=to_device(self.null_tokens, device),
+            null_mask=to_device(self.null_mask, device),
+        )
 
     def against(self, negative: Self) -> Self:
         """The same texts; the null condition is the first text of `negative`."""

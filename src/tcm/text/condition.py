@@ -80,9 +80,12 @@ class Texts(ConditionKind):
         return self.encode([str(text) for text in given])
 
     def encode(self, texts: Sequence[str]) -> TextEmbeddings:
-        """The condition of these texts."""
+        """The condition of these texts; each is encoded once."""
+        different = list(dict.fromkeys(texts))
+        numbers = {text: number for number, text in enumerate(different)}
+        rows = torch.tensor([numbers[text] for text in texts], dtype=torch.long)
         encoder = self.load_encoder()
-        encoded = encoder.encode(texts, self.tokens)
+        encoded = encoder.encode(different, self.tokens).select(rows)
         return encoded.against(encoder.encode([self.negative], self.tokens)) if self.negative else encoded
 
     def draw(self, seeds: Sequence[int]) -> TextEmbeddings:

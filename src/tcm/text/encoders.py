@@ -3,7 +3,8 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ FETCHABLE = ("minilm",)
 """The encoders that `tcm text fetch` knows."""
 MOST_TOKENS = 512
 """A tokenizer without a limit of its own claims an astronomic one."""
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
 PIPELINE_PARTS = ("text_encoder", "tokenizer")
 """The folders of a diffusers pipeline that make up its encoder."""
 
@@ -96,6 +98,7 @@ def load_encoder(reference: str) -> TextEncoder:
     transformers = _library()
     model_path, tokenizer_path = _paths(reference)
     try:
+        _check_vocabulary(Path(tokenizer_path))
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise TcmError(
@@ -130,15 +133,28 @@ def _text_model(transformers: Any, path: str) -> nn.Module:
     """The encoder in float32, from safetensors alone; of CLIP only the part that reads texts."""
     is_clip = transformers.AutoConfig.from_pretrained(path).model_type == "clip"
     loader = transformers.CLIPTextModel if is_clip else transformers.AutoModelForTextEncoding
-    progress = transformers.utils.logging
-    was_shown = progress.is_progress_bar_enabled()
-    progress.disable_progress_bar()
-    try:
-        model: nn.Module = loader.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
-    finally:
-        if was_shown:
-            progress.enable_progress_bar()
+    with _quiet(transformers):
+        loaded = loader.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+    model: nn.Module = loaded[0]
+    missing = sorted(name for name in loaded[1]["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise ValueError(f"its weights lack {missing[0]}")
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """While the block runs, transformers shows no progress and no reports."""
+    logging = transformers.utils.logging
+    level, progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if progress:
+            logging.enable_progress_bar()
 
 
 def _paths(reference: str) -> tuple[str, str]:
@@ -162,6 +178,12 @@ def _paths(reference: str) -> tuple[str, str]:
             raise TcmError(f"{folder} has a text_encoder, but no tokenizer; add that folder of the pipeline")
         return str(parts[0]), str(parts[1])
     return str(folder), str(folder)
+
+
+def _check_vocabulary(folder: Path) -> None:
+    """Refuse a folder without a vocabulary: transformers would make up an empty one."""
+    if folder.is_dir() and not any((folder / name).is_file() for name in VOCABULARIES):
+        raise ValueError("no vocabulary")
 
 
 def _hash(model: nn.Module, tokenizer: Any) -> str:

@@ -241,8 +241,8 @@ class Model:
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
         (18 by default) of Heun's method. `labels` are classes by number or name, `prompts` are texts, one for all
-        images or one for each; a `condition` is a value as the network takes it. Without any, each image's condition is drawn
-        from its seed. Guidance (`guided`) steers away from the `negative` prompt, or from the empty one.
+        images or one for each; a `condition` is a value as the network takes it. Without any, each image's condition is
+        drawn from its seed. Guidance (`guided`) steers away from the `negative` prompt, or from the empty one.
         """
         if labels is not None and prompts is not None:
             raise TcmError(f"labels={labels} and prompts={prompts} cannot both be given; give one of them")
