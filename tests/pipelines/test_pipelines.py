@@ -100,7 +100,7 @@ def test_export_runs_in_diffusers(
     """One step and two, by the unmodified pipeline in the exported folder, are our images."""
     source, folder = request.getfixturevalue(kind), tmp_path / "exported"
     model = student(source, lora)
-    export_pipeline(model, folder)
+    assert export_pipeline(model, folder) < CLOSE
     exported = loaded(folder)
     options = {"guidance_scale": 1.0, "latents": noise(), "output_type": "pt"}
     one = model.sample(prompts=PROMPTS)

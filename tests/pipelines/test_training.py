@@ -19,7 +19,6 @@ from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.adapting import fitted_to
 from tcm.training.run import RunOptions
-from tcm.weights.pipeline_export import export_pipeline
 
 pytestmark = pytest.mark.long
 
@@ -104,7 +103,10 @@ def test_all_stages(finished: Path, pipeline: Path, tmp_path: Path) -> None:
     images = model.sample(prompts=["red cat", "dog"], steps=2)
     assert images.shape == (2, 3, 64, 64)
     assert float(images.abs().max()) <= 1
-    export_pipeline(model, tmp_path / "exported")
+    out = tmp_path / "exported"
+    ended = CliRunner().invoke(app, ["export", str(finished), "--to", "diffusers", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    assert "largest difference from torch" in ended.output
     assert "timesteps=[999, 563]" in (tmp_path / "exported" / "README.md").read_text()
 
 

@@ -12,13 +12,15 @@ from tcm.cli import data, recipes, study, text
 from tcm.cli.demo import demo
 from tcm.cli.doctor import doctor
 from tcm.cli.evaluate import best_times, evaluation
+from tcm.cli.export import export_weights
 from tcm.cli.flags import Group
 from tcm.cli.plan import plan
+from tcm.cli.push import push_model
 from tcm.cli.report import report
 from tcm.cli.sample import sample
 from tcm.cli.train import train
 from tcm.cli.watch import watch
-from tcm.cli.weights import export_weights, import_weights
+from tcm.cli.weights import import_weights
 from tcm.foundation.errors import TcmError, TcmWarning
 
 app = typer.Typer(
@@ -62,6 +64,7 @@ app.add_typer(text.app, name="text")
 app.command()(doctor)
 app.command("import")(import_weights)
 app.command("export")(export_weights)
+app.command("push")(push_model)
 
 
 def _one_line(usual: Callable[..., None]) -> Callable[..., None]:

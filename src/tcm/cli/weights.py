@@ -1,4 +1,4 @@
-"""`tcm import` and `tcm export`: published checkpoints in, ours out."""
+"""`tcm import`: published checkpoints in."""
 
 from __future__ import annotations
 
@@ -80,25 +80,3 @@ def account(imported: Imported, file: Path, out: Path) -> Table:
         table.add_row("left out", escape(f"{some}: {reason}"))
     table.add_row("licence", escape(found.licence))
     return table
-
-
-def export_weights(
-    folder: Annotated[Path, typer.Argument(help="A model folder, or a run's folder (its last stage).")],
-    to: Annotated[Literal["edm-state-dict"], typer.Option("--to", help="The format to write.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The file to write; NAME-edm.safetensors if not given.")
-    ] = None,
-) -> None:
-    """Write a model's weights under the names of the reference implementation."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from tcm.cli.sample import model_of
-    from tcm.weights.exporting import export_state_dict
-    from tcm.weights.model import Model
-
-    folder = Path(model_of(str(folder)))
-    whole = folder.resolve()
-    path = out or whole.with_name(f"{whole.name}-edm.safetensors")
-    count = export_state_dict(Model.load(folder), path)
-    Console().print(f"{count} tensors written to {escape(str(path))}", highlight=False)

@@ -4,9 +4,9 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from tcm.foundation.randomness import derive_seed
 
 class Condition(ABC):
     """The condition of each image of a batch."""
+
+    graph_inputs: ClassVar[Mapping[str, str]] = {}
+    """The fields that hold a row for each image, and what an exported graph calls them."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -48,6 +51,8 @@ class Labels(Condition):
 
     index: Tensor
 
+    graph_inputs: ClassVar[Mapping[str, str]] = {"index": "label"}
+
     def __len__(self) -> int:
         return self.index.shape[0]
 
@@ -74,6 +79,8 @@ class TextEmbeddings(Condition):
     null_tokens: Tensor
     null_mask: Tensor
     texts: tuple[str, ...] = ()
+
+    graph_inputs: ClassVar[Mapping[str, str]] = {"tokens": "tokens", "mask": "mask"}
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

@@ -103,6 +103,10 @@ class Sampler(ABC):
     ) -> Iterator[SamplingStep]:
         """Sample in `steps` steps, or at the `times` themselves; `first` is the noise to begin with, else drawn."""
 
+    def times(self, f: Denoiser, steps: int) -> list[float] | None:
+        """The times of x ← f(x + t ε, t) if that is how it samples, as other libraries can too; else None."""
+        return None
+
     @abstractmethod
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """One line for the record of a score."""

@@ -30,6 +30,9 @@ class NetworkConfig(BaseModel):
     """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""
     free_keys: ClassVar[frozenset[str]] = frozenset({"dropout"})
     """The keys in which a model and the one that it starts from may differ."""
+    builds_from_values: ClassVar[bool] = False
+    """Whether its network is `Class(config, image_shape, classes)` for anything that has the config's values. Then the
+    network's source can travel with its weights, to people without this package."""
     published_types: ClassVar[tuple[str, ...]] = ()
     """The names of the reference's classes that are this network; the first is the usual one."""
     published_defaults: ClassVar[Mapping[str, object]] = {}

@@ -82,7 +82,7 @@ class DDPMppConfig(UNetConfig):
     def check(self, image_shape: ImageShape) -> None:
         """Refuse images that the levels do not divide, and widths that the groups of a normalisation do not."""
         super().check(image_shape)
-        encoder, decoder = self.plans(image_shape)
+        encoder, decoder = block_plans(self, image_shape)
         for block in encoder[1:] + decoder:
             for width in (block.channels_in, block.channels_out):
                 if width < 4 or width % min(32, width // 4):
@@ -90,11 +90,6 @@ class DDPMppConfig(UNetConfig):
                         f"network.channels={self.channels} gives a layer of {width} channels, which group "
                         f"normalisation cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
                     )
-
-    def plans(self, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
-        """The blocks of the encoder and of the decoder."""
-        encoder = encoder_plan(self, image_shape, image_shape[0], self.channels)
-        return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=False)
 
     @classmethod
     def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
@@ -131,6 +126,12 @@ class DDPMppConfig(UNetConfig):
         return super().published_arguments() | own | PUBLISHED_FIXED
 
 
+def block_plans(config: DDPMppConfig, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
+    """The blocks of the encoder and of the decoder."""
+    encoder = encoder_plan(config, image_shape, image_shape[0], config.channels)
+    return encoder, decoder_plan(config, image_shape, encoder, every_block_attends=False)
+
+
 class DDPMpp(Network):
     """A U-Net of residual blocks with group normalisation, conditioned by adding the embedding to the activations."""
 
@@ -142,7 +143,7 @@ class DDPMpp(Network):
         self.embed_0 = linear(noise, embedding)
         self.embed_1 = linear(embedding, embedding)
 
-        encoder, decoder = self.encoder_plan, self.decoder_plan = config.plans(image_shape)
+        encoder, decoder = self.encoder_plan, self.decoder_plan = block_plans(config, image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         self.dropout = config.dropout
         self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in blocks)

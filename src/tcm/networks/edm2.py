@@ -85,7 +85,7 @@ class EDM2Config(UNetConfig):
     def check(self, image_shape: ImageShape) -> None:
         """Refuse images that the levels do not divide, and widths that the heads of attention do not."""
         super().check(image_shape)
-        encoder, decoder = self.plans(image_shape)
+        encoder, decoder = block_plans(self, image_shape)
         for block in encoder[1:] + decoder:
             heads = block.channels_out // CHANNELS_PER_HEAD
             if block.attention and block.channels_out % max(1, heads):
@@ -93,12 +93,6 @@ class EDM2Config(UNetConfig):
                     f"network.channels={self.channels} gives an attention layer of {block.channels_out} channels, "
                     f"which its {heads} heads do not divide; use a multiple of {CHANNELS_PER_HEAD}"
                 )
-
-    def plans(self, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
-        """The blocks of the encoder and of the decoder."""
-        # One more input channel, of ones, takes the place of biases.
-        encoder = encoder_plan(self, image_shape, image_shape[0] + 1, self.channels * self.channel_mult[0])
-        return encoder, decoder_plan(self, image_shape, encoder, every_block_attends=True)
 
     @classmethod
     def check_published(cls, arguments: Mapping[str, object]) -> dict[str, object]:
@@ -131,6 +125,13 @@ class EDM2Config(UNetConfig):
         return super().published_arguments() | {"model_type": "EDM2UNet", "dout_resolutions": drops_at}
 
 
+def block_plans(config: EDM2Config, image_shape: ImageShape) -> tuple[list[BlockPlan], list[BlockPlan]]:
+    """The blocks of the encoder and of the decoder."""
+    # One more input channel, of ones, takes the place of biases.
+    encoder = encoder_plan(config, image_shape, image_shape[0] + 1, config.channels * config.channel_mult[0])
+    return encoder, decoder_plan(config, image_shape, encoder, every_block_attends=True)
+
+
 class EDM2(Network):
     """A U-Net whose activations, weights and updates keep their magnitudes by construction."""
 
@@ -142,7 +143,7 @@ class EDM2(Network):
         self.embed_noise = MPLinear(noise, embedding)
         self.embed_label = MPLinear(classes, embedding) if classes else None
 
-        encoder, decoder = self.encoder_plan, self.decoder_plan = config.plans(image_shape)
+        encoder, decoder = self.encoder_plan, self.decoder_plan = block_plans(config, image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         dropping = [plan for plan in blocks if resolution(image_shape, plan.level) <= config.dropout_up_to]
         self.dropout = config.dropout

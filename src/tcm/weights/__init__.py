@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "ModelCard",
     "Provenance",
+    "find",
     "inspect",
     "is_pipeline",
     "is_run",
@@ -44,7 +45,7 @@ def load(path: str | Path) -> Model:
 
     Also the UNet of a Stable Diffusion pipeline, by its folder or hub id (the extra `t2i`).
     """
-    found = _find(path)
+    found = find(path)
     return _pipeline(found, path).model() if is_pipeline(found) else Model.load(found)
 
 
@@ -54,7 +55,7 @@ def inspect(path: str | Path) -> ModelCard:
     >>> inspect("digits").kind
     'truncated'
     """
-    found = _find(path)
+    found = find(path)
     return _pipeline(found, path).card() if is_pipeline(found) else Model.inspect(found)
 
 
@@ -93,8 +94,8 @@ def last_model(run: Path) -> Path:
     return max(found)[1]
 
 
-def _find(path: str | Path) -> Path:
-    """The model's folder on this machine."""
+def find(path: str | Path) -> Path:
+    """The folder on this machine of the model that `load` takes; one on the hub is downloaded."""
     if not isinstance(path, str | Path):
         raise TcmError(f"{path!r} is not a path; give a model folder, digits, or a hub id such as someone/model")
     if Path(path).is_dir():

@@ -194,10 +194,33 @@ class Model:
         A model that is there already is replaced; a folder that holds anything else is refused.
         """
         _check_replaceable(Path(path))
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.denoiser.state_dict().items()}
         with new_folder(Path(path)) as folder:
-            save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-            (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
+            self.write_files(folder)
+
+    def write_files(self, folder: Path) -> None:
+        """Write config.json and model.safetensors into a folder that is there."""
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.denoiser.state_dict().items()}
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> Self:
+        """The model in a folder, or on the Hugging Face hub: `tcm.load` under the hub's usual name."""
+        from tcm.weights import find
+
+        return cls.load(find(name))
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """`save` under the hub's usual name."""
+        self.save(path)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool = False, token: str | None = None, licence: str | None = None
+    ) -> str:
+        """Upload the model with a card and a picture of samples; returns its address. `tcm push` also adds scores."""
+        from tcm.weights.hub import HubFolder, push
+
+        return push(HubFolder(self, repository, licence=licence), private=private, token=token)
 
     def __repr__(self) -> str:
         card, came = self.card, self.card.provenance

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.sampling import ConsistencySampler
 from tcm.networks.diffusers_unet import DiffusersUNet, NoiseSchedule
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
@@ -18,14 +20,19 @@ from tcm.weights.pipelines import UNET_FILE
 
 COPIED = ("vae", "text_encoder", "tokenizer")
 LORA_FOLDER = "lora"
+PROMPT = "a red cat"
+"""What the exported pipeline is tried with."""
+BOUND = 1e-3
+"""The largest difference from our image, in [−1, 1], at which a folder is written."""
 EXACT = 1e6
 """LCMScheduler's timestep_scaling: with it, its own c_skip and c_out are 0 and 1 at all times but 0."""
 
 
-def export_pipeline(model: Model, folder: Path) -> None:
+def export_pipeline(model: Model, folder: Path) -> float:
     """Write a pipeline's folder: the UNet, LCMScheduler, and copies of the text encoder, tokenizer and autoencoder.
 
-    A LoRA is merged into the UNet, and also written by itself, as diffusers loads it.
+    A LoRA is merged into the UNet, and also written by itself, as diffusers loads it. Returns the largest difference
+    between an image by the folder's pipeline and ours.
     """
     network, source = model.denoiser.network, _source(model)
     assert isinstance(network, DiffusersUNet), "checked"
@@ -40,6 +47,24 @@ def export_pipeline(model: Model, folder: Path) -> None:
         if network.config.lora is not None:
             _write_lora(network, aside / LORA_FOLDER)
         (aside / "README.md").write_text(_readme(model, network), encoding="utf-8")
+        return _compared(model, aside)
+
+
+@fp32_products("ieee")
+def _compared(model: Model, folder: Path) -> float:
+    """The largest difference between one image by the pipeline in a folder and ours; too large a one is an error."""
+    from diffusers import StableDiffusionPipeline
+
+    model.to("cpu")
+    ours = model.sample(1, prompts=PROMPT)
+    pipeline = StableDiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    noise = SampleStreams([0]).normal(model.card.image_shape)
+    made = pipeline(PROMPT, num_inference_steps=1, guidance_scale=1.0, latents=noise, output_type="pt").images
+    difference = float((2 * made - 1 - ours).abs().max())
+    if not difference <= BOUND:
+        raise TcmError(f"{folder}: the exported pipeline differs from the model by {difference:.1e}; please report this")
+    return difference
 
 
 def timestep_of(noise: NoiseSchedule, t: float) -> int:

@@ -1,0 +1,68 @@
+"""`tcm export`: a model in the formats of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tcm.foundation.errors import TcmError
+
+if TYPE_CHECKING:
+    from tcm.weights.model import Model
+
+Format = Literal["edm-state-dict", "onnx", "diffusers"]
+ENDINGS = {"edm-state-dict": "-edm.safetensors", "onnx": "-onnx", "diffusers": "-diffusers"}
+
+
+def export_weights(
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
+    to: Annotated[
+        Format,
+        typer.Option("--to", help="edm-state-dict: one file of weights under the reference's names; else a folder."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="What to write. [beside the model: NAME-edm.safetensors, NAME-onnx, NAME-diffusers]"
+        ),
+    ] = None,
+    half: Annotated[bool, typer.Option("--half", help="ONNX: weights and network in fp16, half the size.")] = False,
+) -> None:
+    """Write a model for other software: the reference implementation, ONNX runtimes or diffusers.
+
+    ONNX and diffusers folders are compared with torch before they appear; the largest difference is printed.
+    """
+    from tcm.cli.sample import model_of
+    from tcm.weights import load
+
+    if half and to != "onnx":
+        raise TcmError(f"--half is for --to onnx; --to {to} keeps fp32: leave --half out")
+    found = model_of(model)
+    for line in _write(load(found), to, out or _beside(found, ENDINGS[to]), half):
+        typer.echo(line)
+
+
+def _write(model: Model, to: Format, out: Path, half: bool) -> list[str]:
+    """Write it; returns what to say."""
+    if to == "onnx":
+        from tcm.weights.onnx_export import export_onnx
+
+        return [str(file) for file in export_onnx(model, out, half=half)]
+    if to == "diffusers":
+        from tcm.weights.diffusers_export import export_diffusers
+        from tcm.weights.pipeline_export import export_pipeline
+
+        difference = (export_diffusers if model.card.latents is None else export_pipeline)(model, out)
+        return [f"{out}: largest difference from torch {difference:.1e}"]
+    from tcm.weights.exporting import export_state_dict
+
+    return [f"{export_state_dict(model, out)} tensors written to {out}"]
+
+
+def _beside(model: str, ending: str) -> Path:
+    """Beside a model's folder; in the working folder for one that comes with the package or from the hub."""
+    folder = Path(model)
+    whole = folder.resolve() if folder.is_dir() else Path.cwd() / folder.name
+    return whole.with_name(f"{whole.name}{ending}")
