@@ -124,9 +124,13 @@ def test_its_cost_and_its_blocks() -> None:
 def test_what_it_refuses(network: TextUNet) -> None:
     assert TextUNetConfig.takes(KIND)
     assert not any(TextUNetConfig.takes(kind) for kind in (None, Classes(10), UNREAD))
-    with pytest.raises(TcmError, match=r"condition=10 classes does not fit network.kind='text_unet', which takes texts"):
+    with pytest.raises(
+        TcmError, match=r"condition=10 classes does not fit network.kind='text_unet', which takes texts"
+    ):
         SMALL.build(SHAPE, Classes(10))
-    with pytest.raises(TcmError, match=r"condition=texts by somewhere, .* does not fit this network, which takes class"):
+    with pytest.raises(
+        TcmError, match=r"condition=texts by somewhere, .* does not fit this network, which takes class"
+    ):
         DDPMppConfig(channels=8).build(SHAPE, KIND)
     with pytest.raises(TcmError, match=r"image height=15 is not a multiple of network.patch=2; resize the images"):
         SMALL.check((3, 15, 16))

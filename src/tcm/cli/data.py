@@ -150,7 +150,7 @@ def _write_latents(
     from rich.console import Console
     from rich.progress import track
 
-    from tcm.data.encoded import write_encoded
+    from tcm.data.encoding import write_encoded
     from tcm.data.prepare import Preparation, prepared_images
     from tcm.foundation.devices import best_device
     from tcm.text.autoencoders import Latents

@@ -63,7 +63,9 @@ def _compared(model: Model, folder: Path) -> float:
     made = pipeline(PROMPT, num_inference_steps=1, guidance_scale=1.0, latents=noise, output_type="pt").images
     difference = float((2 * made - 1 - ours).abs().max())
     if not difference <= BOUND:
-        raise TcmError(f"{folder}: the exported pipeline differs from the model by {difference:.1e}; please report this")
+        raise TcmError(
+            f"{folder}: the exported pipeline differs from the model by {difference:.1e}; please report this"
+        )
     return difference
 
 
