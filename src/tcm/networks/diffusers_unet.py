@@ -71,30 +71,42 @@ class DiffusersUNetConfig(NetworkConfig):
     )
     noise: NoiseSchedule = Field(default=NoiseSchedule(), description="noise levels that the UNet was trained with")
     gradient_checkpointing: bool = Field(
-        default=False, description="recompute activations in the backward pass: less memory, a third more work"
+        default=False,
+        description="recompute activations in the backward pass: less memory, a third more work",
+        json_schema_extra={"on_resume": "free"},
     )
     lora: Lora | None = Field(default=None, description="train these low-rank changes only; unset: all weights")
 
-    sample_size: PositiveInt = 64
-    in_channels: PositiveInt = 4
-    out_channels: PositiveInt = 4
-    flip_sin_to_cos: bool = True
-    freq_shift: int = 0
-    down_block_types: tuple[str, ...] = (DOWN, DOWN, DOWN, DOWN_PLAIN)
-    up_block_types: tuple[str, ...] = (UP_PLAIN, UP, UP, UP)
-    only_cross_attention: bool = False
-    block_out_channels: tuple[PositiveInt, ...] = (320, 640, 1280, 1280)
-    layers_per_block: PositiveInt = 2
-    downsample_padding: int = 1
-    mid_block_scale_factor: float = 1.0
-    act_fn: Literal["silu", "swish", "mish", "gelu", "relu"] = "silu"
-    norm_num_groups: PositiveInt = 32
-    norm_eps: float = 1e-5
-    cross_attention_dim: PositiveInt = 768
-    transformer_layers_per_block: PositiveInt = 1
-    attention_head_dim: PositiveInt | tuple[PositiveInt, ...] = 8
-    use_linear_projection: bool = False
-    upcast_attention: bool = False
+    sample_size: PositiveInt = Field(default=64, description="side of the latents that it was trained on")
+    in_channels: PositiveInt = Field(default=4, description="channels of the latents")
+    out_channels: PositiveInt = Field(default=4, description="channels of the prediction")
+    flip_sin_to_cos: bool = Field(default=True, description="order of the timestep's embedding")
+    freq_shift: int = Field(default=0, description="shift of the embedding's frequencies")
+    down_block_types: tuple[str, ...] = Field(
+        default=(DOWN, DOWN, DOWN, DOWN_PLAIN), description="diffusers' classes of the blocks on the way down"
+    )
+    up_block_types: tuple[str, ...] = Field(
+        default=(UP_PLAIN, UP, UP, UP), description="diffusers' classes of the blocks on the way up"
+    )
+    only_cross_attention: bool = Field(default=False, description="whether the blocks have no self-attention")
+    block_out_channels: tuple[PositiveInt, ...] = Field(
+        default=(320, 640, 1280, 1280), description="channels of each level"
+    )
+    layers_per_block: PositiveInt = Field(default=2, description="residual blocks per level")
+    downsample_padding: int = Field(default=1, description="padding of the convolutions that halve the resolution")
+    mid_block_scale_factor: float = Field(default=1.0, description="divides the residual blocks' output in the middle")
+    act_fn: Literal["silu", "swish", "mish", "gelu", "relu"] = Field(default="silu", description="activation")
+    norm_num_groups: PositiveInt = Field(default=32, description="groups of the group norms")
+    norm_eps: float = Field(default=1e-5, description="ε of the group norms")
+    cross_attention_dim: PositiveInt = Field(default=768, description="width of the text embeddings")
+    transformer_layers_per_block: PositiveInt = Field(default=1, description="transformer layers in an attention")
+    attention_head_dim: PositiveInt | tuple[PositiveInt, ...] = Field(
+        default=8, description="heads of the attention (diffusers' name is a mistake that it keeps), or of each level's"
+    )
+    use_linear_projection: bool = Field(
+        default=False, description="linear layers around a transformer, not 1×1 convolutions"
+    )
+    upcast_attention: bool = Field(default=False, description="attention weights in fp32")
 
     free_keys: ClassVar[frozenset[str]] = NetworkConfig.free_keys | {"gradient_checkpointing", "lora"}
 
