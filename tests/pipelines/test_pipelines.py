@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import (
@@ -19,10 +20,17 @@ from torch import Tensor
 
 import tcm
 from tcm import ConsistencySampler, Model, SampleStreams
+from tcm.data import ArrayDataset, to_float
+from tcm.data.latents import seen_by
+from tcm.evaluation.denoising import model_denoise
+from tcm.evaluation.features import load_detector
+from tcm.evaluation.generation import quantise
+from tcm.evaluation.references import reference_of
 from tcm.foundation.errors import TcmError
 from tcm.method.sampling import heun_steps, last
 from tcm.method.solvers import euler, guided
 from tcm.networks.diffusers_unet import ADAPTER, Lora, NoiseSchedule
+from tcm.report.drawing import PATHS, interpolate, path_from_noise
 from tcm.text.autoencoders import Latents
 from tcm.text.pipeline_folders import find_pipeline
 from tcm.weights import inspect
@@ -270,3 +278,21 @@ def test_without_diffusers(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(TcmError, match=r"diffusers pipelines need more packages.*\[t2i\]"):
         inspect(pipeline)
+
+
+def test_what_a_report_draws_are_pictures(pipeline: Path) -> None:
+    """Paths, strips and denoised data of a latent model are decoded; the data are encoded before they get noise."""
+    model = student(pipeline)
+    path = path_from_noise(model, 2)
+    assert path.inputs.shape == path.outputs.shape == (2, PATHS, 3, 64, 64)
+    assert torch.equal(path.outputs[-1], quantise(model.sample(steps=2, seeds=range(PATHS))))
+    assert interpolate(model).shape[2:] == (3, 64, 64)
+    images = ArrayDataset(np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), np.uint8))
+    latents = seen_by(images, model.card.latents)
+    assert seen_by(images, None) is images
+    x = to_float(torch.from_numpy(latents.pixels(np.arange(2))))
+    assert (latents.shape, x.shape) == (SHAPE, (2, *SHAPE))
+    denoised = model_denoise(model)(x, torch.full((2,), 0.03), model.card.condition.encode(PROMPTS))
+    assert denoised.shape == (2, 3, 64, 64)
+    with pytest.raises(TcmError, match="not images to compare with"):
+        reference_of(latents, "latents", load_detector("digits"))

@@ -1,6 +1,9 @@
 """A tiny pipeline distilled: all stages, killed and resumed, in two processes, on latents made ahead, as a LoRA."""
 
 import json
+import re
+import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from inprocess import train
 from launching import Launcher, fingerprint, losses
+from PIL import Image
 from typer.testing import CliRunner
 
 import tcm
@@ -178,3 +182,40 @@ def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None
     changed = {name for name, tensor in merged.items() if not torch.equal(tensor, start[name])}
     assert changed
     assert all(name.endswith(("to_q.weight", "to_v.weight")) for name in changed)
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "stable-diffusion.md").read_text("utf-8")
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", DOCS, flags=re.S)
+
+
+def test_docs(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's commands and code, as they are but for sizes; the hub's pipeline is the tiny one."""
+    cached = tmp_path / "hub" / "models--runwayml--stable-diffusion-v1-5"
+    shutil.copytree(pipeline, cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "coyo").mkdir()
+    lines = []
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (70, 80, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "coyo" / f"{number}.png")
+        lines.append(json.dumps({"file_name": f"{number}.png", "text": "a red cat"}))
+    (tmp_path / "coyo" / "metadata.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    for command in [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]:
+        words = shlex.split(command.replace("--size 512", "--size 64 --workers 0"))[1:]
+        if words[0] == "train":
+            words += [word for word in SMALL if "diffusion" not in word and "init=init" not in word] + [
+                "--device",
+                "cpu",
+            ]
+            words = [word for word in words if word != "*.accumulation=512"]
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, f"{command}\n{ended.output}\n{ended.exception!r}"
+    for code in [text for kind, text in BLOCKS if kind == "python"]:
+        found: dict[str, object] = {}
+        exec(code, found)
+        assert found["image"].size == (64, 64)
+    assert (tmp_path / "dogs.png").exists()

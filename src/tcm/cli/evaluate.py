@@ -83,6 +83,7 @@ def evaluation(
 ) -> None:
     """Measure a model or images against data, or compare two files of scores."""
     from tcm.cli import scoring
+    from tcm.data.latents import seen_by
     from tcm.evaluation.clip_score import load_clip
     from tcm.evaluation.denoising import denoising_distances, model_denoise
     from tcm.evaluation.evaluate import check_detector, model_subject, needs_reference_features
@@ -142,8 +143,9 @@ def evaluation(
                 found += retrieval_scores(model, target, dataset, reference, sampling, seed, count, batch)
             if dataset is not None and at:
                 f, subject = model_denoise(model), model_subject(model, target, None, seed)
+                seen = seen_by(dataset, model.card.latents)
                 found += denoising_distances(
-                    f, dataset, at, reference, subject, count, batch, processes, counter(processes)
+                    f, seen, at, reference, subject, count, batch, processes, counter(processes)
                 )
         if processes.first:
             append_scores(scores, found)

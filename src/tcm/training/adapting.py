@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Set
-from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from tcm.networks import DiffusersUNetConfig, ImageShape
 from tcm.recipes.lineage import condition_keys, condition_of
 from tcm.recipes.resolve import recipe_of, to_toml
 from tcm.recipes.schema import Recipe
-from tcm.text.condition import Texts
 from tcm.text.pipeline_folders import find_pipeline
 from tcm.weights import inspect
 
@@ -53,18 +51,16 @@ def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -
     """
     if init is None or not isinstance(recipe.network, DiffusersUNetConfig) or find_pipeline(init) is None:
         return recipe
-    card = inspect(init)
-    own = {key: getattr(recipe.network, key) for key in recipe.network.free_keys}
-    texts = recipe.condition
-    if isinstance(card.condition, Texts) and isinstance(texts, Texts):
-        card = card.model_copy(
-            update={"condition": replace(card.condition, prompts=texts.prompts, negative=texts.negative)}
-        )
-    keys = ("image_shape", "condition", "latents", "sigma_data", "t_min", "t_max")
-    changes = card.model_dump(mode="json", include=set(keys))
-    changes["network"] = card.network.model_copy(update=own).model_dump(mode="json")
-    changes = {key: value for key, value in changes.items() if not any(one.split(".")[0] == key for one in given)}
-    return recipe_of(tomllib.loads(to_toml(recipe)) | changes, recipe.name)
+    card, own = inspect(init), tomllib.loads(to_toml(recipe))
+    keys = {"image_shape", "condition", "latents", "sigma_data", "t_min", "t_max", "network"}
+    changes = card.model_dump(mode="json", include=keys)
+    kept = {*given, *(f"network.{key}" for key in recipe.network.free_keys), "condition.prompts", "condition.negative"}
+    for key in kept:
+        table, _, name = key.partition(".")
+        if name and table in changes:
+            changes[table] |= {name: own[table][name]} if name in own.get(table, {}) else {}
+    changes = {key: value for key, value in changes.items() if key not in given}
+    return recipe_of(own | changes, recipe.name)
 
 
 def sigma_data(data: Dataset) -> float:

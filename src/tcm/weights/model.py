@@ -287,9 +287,12 @@ class Model:
             rows = slice(start, start + batch)
             some = None if condition is None else condition.select(rows).to(device)
             steps_ = self.sampler.run(self.denoiser, SampleStreams(seeds[rows]), some, steps=steps, times=times)
-            x = last(steps_)
-            parts.append((x if self.card.latents is None else self.card.latents.decode(x)).cpu())
+            parts.append(self.pictures(last(steps_)).cpu())
         return torch.cat(parts) if parts else torch.empty(0, *self.card.picture_shape)
+
+    def pictures(self, x: Tensor) -> Tensor:
+        """The images in [−1, 1] of what the network makes: itself, or decoded latents."""
+        return x if self.card.latents is None else self.card.latents.decode(x)
 
     def guided(self, scale: float) -> Self:
         """The same model, sampled with classifier-free guidance of this scale; only diffusion models can be."""
