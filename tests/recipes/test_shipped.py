@@ -95,6 +95,7 @@ def test_stages() -> None:
         "emoji-text": three,
         "cifar10": two,
         "imagenet64-s": two,
+        "sd15-coyo": two,
         "imagenet64-xl": ["truncated"],
         "imagenet64-xl-t1.5": ["truncated"],
     }

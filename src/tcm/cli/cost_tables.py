@@ -1,11 +1,13 @@
 """What recipes need, as tables: parameters, memory, hours."""
 
 from collections.abc import Iterable
+from math import inf
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from tcm.foundation.errors import MissingPackages
 from tcm.recipes.estimates import ASSUMPTION, LINKS, Images, StageCost, estimate, scaling
 from tcm.recipes.resolve import resolve, shipped
 from tcm.recipes.schema import Recipe
@@ -15,32 +17,38 @@ HOURS = f"GPU-hours: predicted for {ASSUMPTION}."
 
 def overview() -> Table:
     """All shipped recipes, the smallest first."""
-    rows = [(recipe, list(stage_costs(recipe).values())) for recipe in map(resolve, shipped())]
+    rows = [(recipe, _known_costs(recipe)) for recipe in map(resolve, shipped())]
     table = Table(title="Recipes (memory and GPU-hours are estimates)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify = "left"
     for column in ("recipe", "network", "stages: batch×steps", "memory", "GPU-h"):
         table.add_column(column, justify="right" if column == "GPU-h" else "left", no_wrap=True)
-    for recipe, costs in sorted(rows, key=lambda row: gpu_hours(row[1])):
-        largest = max(costs, key=lambda cost: cost.memory.state)
+    for recipe, costs in sorted(rows, key=_hours_of):
+        stages = "\n".join(f"{name} {stage.batch}×{thousands(stage.steps)}" for name, stage in recipe.stages.items())
+        shape = "×".join(map(str, recipe.image_shape or ()))
+        if not costs:
+            table.add_row(escape(recipe.name), f"{escape(recipe.network.kind)}\n{shape}", stages, "unknown", "")
+            table.caption = "Unknown: needs packages that are not installed, the extra t2i."
+            continue
+        largest = max(costs.values(), key=lambda cost: cost.memory.state)
         table.add_row(
             escape(recipe.name),
-            f"{millions(largest.parameters)}\n{'×'.join(map(str, recipe.image_shape or ()))}",
-            "\n".join(f"{name} {stage.batch}×{thousands(stage.steps)}" for name, stage in recipe.stages.items()),
+            f"{millions(largest.parameters)}\n{shape}",
+            stages,
             f"{size(largest.memory.state)}\n+ {size(largest.activations_per_image)}/image",
-            amount(gpu_hours(costs)),
+            amount(gpu_hours(costs.values())),
         )
     return table
 
 
 def listing() -> list[dict[str, object]]:
     """The same for programs: sizes in bytes, GPU-hours as predicted."""
-    rows = [(recipe, stage_costs(recipe)) for recipe in map(resolve, shipped())]
+    rows = [(recipe, _known_costs(recipe)) for recipe in map(resolve, shipped())]
     return [
         {
             "name": recipe.name,
             "image_shape": recipe.image_shape,
             "conditional": recipe.conditional,
-            "gpu_hours": gpu_hours(costs.values()),
+            "gpu_hours": gpu_hours(costs.values()) if costs else None,
             "stages": {
                 name: {
                     "batch": recipe.stages[name].batch,
@@ -54,8 +62,22 @@ def listing() -> list[dict[str, object]]:
                 for name, cost in costs.items()
             },
         }
-        for recipe, costs in sorted(rows, key=lambda row: gpu_hours(row[1].values()))
+        for recipe, costs in sorted(rows, key=_hours_of)
     ]
+
+
+def _known_costs(recipe: Recipe) -> dict[str, StageCost]:
+    """The cost of each stage; nothing if the network needs packages that are not installed."""
+    try:
+        return stage_costs(recipe)
+    except MissingPackages:
+        return {}
+
+
+def _hours_of(row: tuple[Recipe, dict[str, StageCost]]) -> float:
+    """For sorting: recipes whose costs are unknown come last."""
+    _, costs = row
+    return gpu_hours(costs.values()) if costs else inf
 
 
 def stage_costs(recipe: Recipe, images: Images | None = None) -> dict[str, StageCost]:

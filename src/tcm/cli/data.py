@@ -74,6 +74,9 @@ def info(
     with Console(stderr=True).status(f"reading {path}"), warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # what was left out is in the table
         dataset = open_dataset(path, split=split, channels=channels, skip_broken=skip_broken)
+        if dataset.latents is not None:
+            _say(f"{path}: {dataset.count:,} {dataset.latents}, {list(dataset.shape)}, with {dataset.condition_kind}")
+            return
         summary = summarize(dataset)
     spread = np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64)
     save_grid(grid, dataset.pixels(spread), columns=min(8, dataset.count), scale=max(1, 64 // max(dataset.shape[1:])))
@@ -104,6 +107,10 @@ def prepare(
     split: Split = "train",
     workers: Annotated[int, typer.Option(min=0, help="Processes to use.")] = os.cpu_count() or 1,
     skip_broken: SkipBroken = False,
+    latents: Annotated[
+        str | None,
+        typer.Option(help="Write latents instead of images: those of this autoencoder, a pipeline's folder or hub id."),
+    ] = None,
     text_encoder: Annotated[
         str | None,
         typer.Option(help="Also store the captions as this encoder reads them: minilm, a folder, or a hub id."),
@@ -112,7 +119,7 @@ def prepare(
         int | None, typer.Option(min=1, help="Tokens of each caption to store. [all that the encoder takes]")
     ] = None,
 ) -> None:
-    """Crop and resize images to one size, and write them as a zip or as shards; captions and classes come along."""
+    """Crop and resize images to one size, and write them, or their latents; captions and classes come along."""
     from tcm.data.opening import open_pictures
     from tcm.data.prepare import Crop, check_target, survey, usual_form
     from tcm.text.condition import Texts
@@ -125,7 +132,41 @@ def prepare(
     pictures = open_pictures(source, split)
     form = usual_form(survey(pictures), _parsed_size(size))
     form = replace(form, crop=form.crop if crop is None else Crop(crop), channels=channels or form.channels)
-    write_in_form(pictures, form, target, skip_broken, workers, encoder)
+    if latents is not None:
+        return _write_latents(pictures, form, target, skip_broken, workers, latents, encoder)
+    return write_in_form(pictures, form, target, skip_broken, workers, encoder)
+
+
+def _write_latents(
+    source: Pictures | Dataset,
+    form: Form,
+    target: Path,
+    skip_broken: bool,
+    workers: int,
+    vae: str,
+    texts: Texts | None,
+) -> None:
+    """Write the latents of a source's images, and say which autoencoder made them."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from tcm.data.encoding import write_encoded
+    from tcm.data.prepare import Preparation, prepared_images
+    from tcm.foundation.devices import best_device
+    from tcm.text.autoencoders import Latents
+
+    if target.suffix:
+        raise TcmError(f"{target}: latents are written into a folder; give a name without {target.suffix}")
+    preparation, latents = Preparation(source, form), Latents.of(vae)
+    if form.size is not None:
+        latents.of_images((form.channels or 3, *form.size))
+    if texts is not None and (source.annotations is None or source.annotations.texts is None):
+        raise TcmError(f"--text-encoder {texts.encoder}: the images have no captions; leave it out")
+    images = prepared_images(preparation, skip_broken, workers)
+    shown = track(images, "encoding", total=preparation.count, console=Console(stderr=True), transient=True)
+    written, skipped = write_encoded(target, shown, source.annotations, latents, texts, best_device())
+    _name_skipped(skipped)
+    _say(f"{written:,} images ({form}), as {latents}: {target}")
 
 
 def write_in_form(

@@ -52,8 +52,9 @@ def _write(model: Model, to: Format, out: Path, half: bool) -> list[str]:
         return [str(file) for file in export_onnx(model, out, half=half)]
     if to == "diffusers":
         from tcm.weights.diffusers_export import export_diffusers
+        from tcm.weights.pipeline_export import export_pipeline
 
-        difference = export_diffusers(model, out)
+        difference = (export_diffusers if model.card.latents is None else export_pipeline)(model, out)
         return [f"{out}: largest difference from torch {difference:.1e}"]
     from tcm.weights.exporting import export_state_dict
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tcm.cli.scoring import dataset_for, reference_for
+from tcm.data.latents import seen_by
 from tcm.evaluation.clip_score import ClipScore, load_clip
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
@@ -112,7 +113,15 @@ def scores_of_model(model: Model, name: str, asked: Asked, detector: Detector, p
     if dataset is not None and asked.dfid:
         f, subject = model_denoise(model), model_subject(model, name, None, asked.seed)
         found += denoising_distances(
-            f, dataset, asked.dfid, reference, subject, asked.count, asked.batch, processes, counter(processes)
+            f,
+            seen_by(dataset, model.card.latents),
+            asked.dfid,
+            reference,
+            subject,
+            asked.count,
+            asked.batch,
+            processes,
+            counter(processes),
         )
     return found
 

@@ -99,7 +99,7 @@ def sample(
         )
         images = counter(processes)(drawn, len(own), "sampling")
         first: list[Tensor] = []
-        write_samples(out, _keeping(images, first), chosen, loaded.card.image_shape, processes, wanted)
+        write_samples(out, _keeping(images, first), chosen, loaded.card.picture_shape, processes, wanted)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)

@@ -37,7 +37,12 @@ def train(
     budget: Annotated[
         str | None, typer.Option(help="For your images: how long to train, such as 20m or 2h. [1h]")
     ] = None,
-    init: Annotated[str | None, typer.Option(help="The model that the first stage starts from.")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that the first stage starts from: a folder, a hub id, or a Stable Diffusion pipeline's."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Shard the weights across the processes (FSDP2).")] = False,
     workers: Annotated[
@@ -68,7 +73,7 @@ def train(
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
     from tcm.recipes.resolve import differences, resolve
-    from tcm.training.adapting import adapted
+    from tcm.training.adapting import adapted, fitted_to
     from tcm.training.run import Run, RunOptions
 
     if redo_later and keep_later:
@@ -95,9 +100,12 @@ def train(
                 warnings.simplefilter("ignore", TcmWarning)  # the first process says it
             named = resolve(recipe, changes)
             given = {change.partition("=")[0].strip() for change in changes}
-            resolved = named if own else adapted(named, given)  # a run's own recipe has been adapted
-        if adjustments := differences(named, resolved):
-            console.print(f"adapted to {named.data.path}: {'; '.join(adjustments)}", highlight=False, soft_wrap=True)
+            # A run's own recipe has been adapted.
+            fitted = named if own else fitted_to(named, init, given)
+            resolved = named if own else adapted(fitted, given)
+        for what, before, after in ((init, named, fitted), (named.data.path, fitted, resolved)):
+            if adjustments := differences(before, after):
+                console.print(f"adapted to {what}: {'; '.join(adjustments)}", highlight=False, soft_wrap=True)
         folder = run or Path("runs", resolved.name)
         options = RunOptions(init, shard, tuple(track or ()), deterministic, later)
         training = Run(resolved, folder, processes, console, options)

@@ -70,7 +70,7 @@ class EncodedCaptions(Annotations):
         encoder = kind.load_encoder()
         self.captions = captions
         self._kind = Texts.of(encoder, kind.tokens, tuple(dict.fromkeys(shown)))
-        empty = encoder.encode([], kind.tokens)
+        empty = kind.encode([])
         self._null = TextEmbeddings(empty.tokens.half(), empty.mask, empty.null_tokens.half(), empty.null_mask)
         self._tokens: NDArray[np.float16] = np.empty((len(captions), kind.tokens, kind.width), np.float16)
         self._mask: NDArray[np.bool_] = np.empty((len(captions), kind.tokens), np.bool_)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.objectives import Trajectory
+from tcm.text.autoencoders import Latents
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
@@ -143,6 +144,8 @@ class Dataset(ABC):
     """
 
     in_memory: bool = False
+    latents: Latents | None = None
+    """What the images are encoded to, if they are latents (float16) instead of pixels."""
 
     def __init__(
         self,

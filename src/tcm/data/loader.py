@@ -27,7 +27,7 @@ class LoadedBatch:
     """One process's share of a step's batch."""
 
     images: Tensor
-    """uint8 [b, C, H, W], on the CPU; `tcm.data.pixels.to_float` belongs on the device."""
+    """uint8 [b, C, H, W], or latents in float16, on the CPU; `tcm.data.pixels.to_float` belongs on the device."""
     condition: Condition | None
     """Of each image; on the CPU."""
     index: Tensor

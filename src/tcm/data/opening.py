@@ -14,6 +14,7 @@ from tcm.data.arrays import open_npy, open_npz
 from tcm.data.captions import read_by
 from tcm.data.cifar import open_cifar, open_cifar_folder
 from tcm.data.dataset import ArrayDataset, Dataset, Pixels
+from tcm.data.encoded import is_encoded, open_encoded, steered
 from tcm.data.huggingface import HUB, SAVED_MARKS, RowPictures
 from tcm.data.idx import GZIP, open_idx, open_idx_folder
 from tcm.data.images import open_images
@@ -56,7 +57,7 @@ def open_dataset(
     opened = _open(path, split)
     if isinstance(opened, Pictures):
         return read_by(open_images(opened, channels, skip_broken, memory_limit), expected)
-    return read_by(opened if channels is None else with_channels(opened, channels), expected)
+    return read_by(steered(opened if channels is None else with_channels(opened, channels), expected), expected)
 
 
 def check_channels(channels: int | None) -> None:
@@ -140,6 +141,9 @@ def _hint(name: str) -> str:
 
 
 def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
+    if is_encoded(folder):
+        only_train(str(folder), split)
+        return open_encoded(folder)
     if any((folder / mark).is_file() for mark in SAVED_MARKS) or any(folder.glob("**/*.parquet")):
         return RowPictures(str(folder), split)
     if any(folder.glob("data_batch_*")) or any(folder.glob("test_batch*")):

@@ -38,6 +38,7 @@ from tcm.data.pictures import TAR_ERRORS, class_number
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import Condition, ConditionKind
+from tcm.text.autoencoders import Latents
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
@@ -63,6 +64,9 @@ class Stream(ABC):
     `identity` says which data these are: a saved position is valid for one identity, and a model's provenance names it.
     A stream whose images are annotated overrides `condition_kind` and `condition`.
     """
+
+    latents: Latents | None = None
+    """What the images are encoded to, if they are latents (float16) instead of pixels."""
 
     def __init__(self, where: str, identity: str, shards: int, channels: int | None = None):
         check_channels(channels)

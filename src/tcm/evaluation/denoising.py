@@ -27,7 +27,7 @@ ConditionalDenoise = Callable[[Tensor, Tensor, Condition | None], Tensor]
 
 
 def model_denoise(model: Model) -> ConditionalDenoise:
-    """A model's f(x, t), under the data's condition if the model takes one."""
+    """A model's f(x, t) as images, under the data's condition if the model takes one."""
     device = next(model.denoiser.parameters()).device
 
     def denoise(x: Tensor, t: Tensor, condition: Condition | None) -> Tensor:
@@ -36,7 +36,7 @@ def model_denoise(model: Model) -> ConditionalDenoise:
             found = "has none" if condition is None else f"has {type(condition).__name__} that do not fit"
             raise TcmError(f"the model takes {kind}, but the data {found}; give data annotated with {kind}")
         given = None if kind is None or condition is None else condition.to(device)
-        return model.denoiser(x.to(device), t.to(device), given).cpu()
+        return model.pictures(model.denoiser(x.to(device), t.to(device), given)).cpu()
 
     return denoise
 

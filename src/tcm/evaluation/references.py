@@ -176,6 +176,8 @@ def reference_of(
     `keep` asks for features too, which precision, recall and KID need: those of 50,000 images, or of all if fewer.
     `count` takes only so many of its images, always the same; scores record how many.
     """
+    if dataset.latents is not None:
+        raise TcmError(f"{name} has {dataset.latents}, not images to compare with; give the images themselves")
     content = shared_hash(processes, dataset)
     taken = chosen_images(dataset.count, _count_to_take(count, dataset.count))
     limited = [f"{len(taken)} images"] if len(taken) < dataset.count else []

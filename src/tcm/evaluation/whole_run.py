@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tcm.data import Dataset, open_dataset
+from tcm.data.latents import seen_by
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate, model_subject
 from tcm.evaluation.features import load_detector, weights_hash
@@ -99,4 +100,5 @@ def until_stopped(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tens
 def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: MeasurementPlan) -> list[Score]:
     times = [t for t in plan.times if t <= model.card.t_max]
     subject = model_subject(model, name, None, seed=0)
-    return denoising_distances(model_denoise(model), dataset, times, reference, subject, batch=plan.batch)
+    seen = seen_by(dataset, model.card.latents)
+    return denoising_distances(model_denoise(model), seen, times, reference, subject, batch=plan.batch)

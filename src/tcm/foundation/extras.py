@@ -5,7 +5,7 @@ from importlib.util import find_spec
 EXTRAS = {
     "data": ("webdataset", "datasets"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "t2i": ("diffusers", "transformers"),
+    "t2i": ("diffusers", "transformers", "peft"),
     "track": ("tensorboard", "wandb", "trackio"),
 }
 

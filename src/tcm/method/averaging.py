@@ -63,21 +63,28 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: Decay) -> None:
         self.decay = decay
-        self._state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+        # What does not move is its own average: no second copy of it.
+        self._fixed = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        state = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+        self._state = {name: tensor if name in self._fixed else tensor.clone() for name, tensor in state.items()}
 
     @torch.no_grad()
     def update(self, module: nn.Module, iteration: int) -> None:
         """Take in the weights after iteration i = 1, 2, …."""
         current = module.state_dict()
-        averaged = [name for name, _ in module.named_parameters()]
+        averaged = [name for name, _ in module.named_parameters() if name not in self._fixed]
         means, weights = [self._state[name] for name in averaged], [current[name] for name in averaged]
         torch._foreach_lerp_(means, weights, 1 - self.decay.beta(iteration))
-        for name in current.keys() - set(averaged):
+        for name in current.keys() - self._fixed - set(averaged):
             self._state[name].copy_(current[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights under the module's own names: what the module's `load_state_dict` takes."""
         return dict(self._state)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Those of them that are not the module's own tensors: what a checkpoint needs."""
+        return {name: tensor for name, tensor in self._state.items() if name not in self._fixed}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """From the free-form network F to the consistency function f. TCM Eq. 3, App. F."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Literal
@@ -40,6 +40,14 @@ class Network(nn.Module, ABC):
         """The parts whose weights are gathered one at a time where processes share them (FSDP2), inner before outer."""
         lists = [module for module in self.modules() if isinstance(module, nn.ModuleList)]
         return [block for parts in reversed(lists) for block in parts if not isinstance(block, nn.ModuleList)]
+
+    def learning(self) -> list[nn.Parameter]:
+        """The parameters that training moves: all, unless a network says otherwise."""
+        return list(self.parameters())
+
+    def starting_from(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of the model that it starts from, under its own names."""
+        return dict(weights)
 
     def published_names(self) -> dict[str, str]:
         """The name of each of its tensors in the reference's checkpoints."""
@@ -186,6 +194,13 @@ class Denoiser(nn.Module):
         self.uncertainty = uncertainty
         self.preconditioning = preconditioning
         self.eval()
+
+    def learn(self, learns: bool = True) -> None:
+        """Let the parameters that training moves have gradients, or none of them."""
+        self.requires_grad_(False)
+        heads = [] if self.uncertainty is None else list(self.uncertainty.parameters())
+        for parameter in [*self.network.learning(), *heads]:
+            parameter.requires_grad_(learns)
 
     def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
         """f_θ(x, t) for images x (B, C, H, W) and times t (B,), under a condition."""

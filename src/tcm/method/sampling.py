@@ -6,6 +6,7 @@ A sampler is a generator over its steps; the last step's `x` are the images.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -34,17 +35,19 @@ def consistency_steps(
     streams: SampleStreams,
     condition: Condition | None = None,
     first: Tensor | None = None,
+    marginal: bool = False,
 ) -> Iterator[SamplingStep]:
     """x ← f(x + t ε, t) for each t of `times`, from x = 0: the first time is T, where the noise drowns everything.
 
     The images are a function of the streams' seeds alone, not of the batch that they are made in; `first` replaces the
-    first ε.
+    first ε. Where T does not drown everything, `marginal` gives the first x_t the variance σ² + T² of x + T ε.
     """
     check_times(f, times)
     x = torch.zeros(len(streams), *f.image_shape, device=_device_of(f))
     for index, t in enumerate(times):
         eps = streams.normal(f.image_shape)
-        x_t = x + t * (eps if index or first is None else first).to(x.device)
+        scale = t if index or not marginal else sqrt(f.sigma_data**2 + t**2)
+        x_t = x + scale * (eps if index or first is None else first).to(x.device)
         x = f(x_t, torch.full((x.shape[0],), t), condition)
         yield SamplingStep(t, x_t, x)
 
@@ -112,6 +115,10 @@ class Sampler(ABC):
     def evaluations(self, steps: int) -> int:
         """Evaluations of the network per image."""
 
+    def from_marginal(self) -> Self:
+        """The sampler that begins with the variance of the data too, if it can."""
+        return self
+
     def check_range(self, name: str, low: float, high: float) -> None:  # noqa: B027 (most have nothing to refuse)
         """Refuse fields that do not fit the stage `name`, whose model is defined from low to high."""
 
@@ -134,10 +141,14 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class ConsistencySampler(Sampler):
-    """A consistency model: x ← f(x + t ε, t) at T, then down to `second_time`."""
+    """A consistency model: x ← f(x + t ε, t) at T, then down to `second_time`.
+
+    With `marginal` the first x_t is √(σ² + T²) ε, as wide as x_T = x + T ε is in training, instead of T ε.
+    """
 
     kind: Literal["consistency"] = "consistency"
     second_time: float = 1.0
+    marginal: bool = False
 
     model = "consistency"
     usual_steps = (1, 2)
@@ -161,7 +172,10 @@ class ConsistencySampler(Sampler):
         first: Tensor | None = None,
     ) -> Iterator[SamplingStep]:
         """`steps` steps (1 by default), or the times themselves."""
-        return consistency_steps(f, self._times(f, steps, times), streams, condition, first)
+        return consistency_steps(f, self._times(f, steps, times), streams, condition, first, self.marginal)
+
+    def from_marginal(self) -> Self:
+        return replace(self, marginal=True)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
         """Such as `times 80, 1`."""

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from tcm.foundation.plugins import all_classes, reader_of
 from tcm.networks.base import ImageShape, NetworkConfig
 from tcm.networks.ddpmpp import DDPMppConfig
+from tcm.networks.diffusers_unet import DiffusersUNetConfig
 from tcm.networks.edm2 import EDM2Config
 from tcm.networks.text_unet import TextUNetConfig
 
@@ -14,6 +15,7 @@ __all__ = [
     "NETWORKS",
     "AnyNetwork",
     "DDPMppConfig",
+    "DiffusersUNetConfig",
     "EDM2Config",
     "ImageShape",
     "NetworkConfig",
@@ -21,7 +23,12 @@ __all__ = [
     "networks",
 ]
 
-NETWORKS: dict[str, type[NetworkConfig]] = {"ddpmpp": DDPMppConfig, "edm2": EDM2Config, "text_unet": TextUNetConfig}
+NETWORKS: dict[str, type[NetworkConfig]] = {
+    "ddpmpp": DDPMppConfig,
+    "edm2": EDM2Config,
+    "text_unet": TextUNetConfig,
+    "diffusers_unet": DiffusersUNetConfig,
+}
 
 
 def networks() -> dict[str, type[NetworkConfig]]:

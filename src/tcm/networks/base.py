@@ -10,6 +10,7 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.preconditioning import Network
+from tcm.method.sampling import Sampler
 
 ImageShape = tuple[int, int, int]
 
@@ -27,6 +28,8 @@ class NetworkConfig(BaseModel):
 
     replays_dropout: ClassVar[bool] = False
     """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""
+    free_keys: ClassVar[frozenset[str]] = frozenset({"dropout"})
+    """The keys in which a model and the one that it starts from may differ."""
     builds_from_values: ClassVar[bool] = False
     """Whether its network is `Class(config, image_shape, classes)` for anything that has the config's values. Then the
     network's source can travel with its weights, to people without this package."""
@@ -48,6 +51,17 @@ class NetworkConfig(BaseModel):
 
     def check(self, image_shape: ImageShape) -> None:
         """Refuse, before anything is built, images that the network cannot take."""
+
+    def check_scales(self, sigma_data: float, t_max: float) -> None:
+        """Refuse a variance of the data, or noise, that the network is not made for."""
+
+    def sampled_by(self, sampler: Sampler) -> Sampler:
+        """The sampler of a stage, as this network needs it."""
+        return sampler
+
+    def keeping_all(self) -> Self:
+        """The same network, keeping all activations for the backward pass; itself unless it recomputes some."""
+        return self
 
     @classmethod
     def from_published(cls, arguments: Mapping[str, object]) -> Self:

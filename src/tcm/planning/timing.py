@@ -21,7 +21,7 @@ def seconds_per_step(recipe: Recipe, name: str, dataset: Dataset, processes: Pro
     card = card_of(recipe, name, dataset.shape, dataset.condition_kind if recipe.conditional else None)
     models = {key: Model.fresh(card).to(processes.device).denoiser for key in roles}
     for key, model in models.items():
-        model.requires_grad_(roles[key].trained)
+        model.learn(roles[key].trained)
     bins = time_bins(recipe.t_min, recipe.t_max)
     trainer = Trainer(stage, stage.build(recipe), models, roles, processes, seed=(0, name), bin_edges=bins)
     batches = Batches(dataset, seed=0, batch=stage.batch, flip=recipe.data.flip)

@@ -88,15 +88,16 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | 
     micro_batch = -(-stage.batch // (stage.accumulation * processes))
     costs = _role_costs(recipe, stage, shape)
     sizes = [(role, 4 * cost.parameters) for role, cost in costs]
+    learning = [(role, 4 * cost.learning) for role, cost in costs if role.trained]
+    moved = sum(size for _, size in learning)
     evaluated = [(stage.rows(), network), *((role.rows, cost) for role, cost in costs)]
-    step_flops = int(sum(_passes(rows) * cost.forward_flops for rows, cost in evaluated) * stage.batch)
+    step_flops = int(sum(_passes(rows, cost) * cost.forward_flops for rows, cost in evaluated) * stage.batch)
     saved_per_image = sum(ceil(rows.gradient) * cost.saved_per_image for rows, cost in evaluated)
-    weights = sum(size for role, size in sizes if role.trained)
     memory = Memory(
-        weights=weights,
-        gradients=weights,
-        optimizer=2 * weights,
-        averages=sum(len((role.optimization or stage).averages) * size for role, size in sizes if role.trained),
+        weights=sum(size for role, size in sizes if role.trained),
+        gradients=moved,
+        optimizer=2 * moved,
+        averages=sum(len((role.optimization or stage).averages) * size for role, size in learning),
         helpers=sum(size // (2 if role.precision == "bf16" else 1) for role, size in sizes if not role.trained),
         kept_once=sum(cost.saved_once for rows, cost in evaluated if rows.gradient) // half,
         activations=saved_per_image // half * micro_batch,
@@ -120,9 +121,9 @@ def _role_costs(recipe: Recipe, stage: Stage, shape: Images) -> list[tuple[Role,
     return [(role, network_cost(network_of(recipe, stage, owner), *shape)) for role, owner in owners]
 
 
-def _passes(rows: Rows) -> float:
-    """Forward passes that cost as much as these rows."""
-    return GRADIENT_PASS * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
+def _passes(rows: Rows, cost: NetworkCost) -> float:
+    """Forward passes that cost as much as these rows; a network that recomputes its blocks needs one more."""
+    return (GRADIENT_PASS + cost.recomputes) * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tcm.recipes.lineage import (
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
 from tcm.recipes.stages.optimization import Count, on_resume
-from tcm.weights.model import AnyCondition
+from tcm.weights.model import AnyCondition, AnyLatents
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 
@@ -78,6 +78,11 @@ class Recipe(Setting):
     data: DataSpec = Field(description="the images")
     image_shape: tuple[Count, Count, Count] | None = Field(
         default=None, description="[channels, height, width] that the data must have; unset: whatever the data has"
+    )
+    latents: AnyLatents | None = Field(
+        default=None,
+        description="what the images are encoded to before the network sees them: a table whose vae is the folder or "
+        "hub id of an autoencoder or its pipeline; image_shape is then the latents'. Unset: pixels",
     )
     classes: Count | None = Field(
         default=None, description="number of classes that the data must have; unset: whatever the data has"
@@ -188,6 +193,7 @@ def _check_whole(recipe: Recipe) -> None:
             )
     if recipe.classes is not None and recipe.condition is not None:
         raise TcmError(f"classes={recipe.classes} and condition={recipe.condition} cannot both be given; give one")
+    recipe.network.check_scales(recipe.sigma_data, recipe.t_max)
     if recipe.image_shape is not None:
         recipe.network.check(recipe.image_shape)
     if recipe.uncertainty and not any(stage.card_fields(recipe).get("uncertainty") for stage in recipe.stages.values()):

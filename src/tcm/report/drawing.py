@@ -157,7 +157,7 @@ def _showpiece(stage: StageRecord, model: Model) -> Showpiece:
         captions, strip_captions = kind.captions(shown), kind.captions(kind.spread(STRIPS))
         rows = torch.arange(len(shown)).repeat_interleave(PER_EXAMPLE)
         images = quantise(model.sample(steps=steps, seeds=range(len(rows)), condition=shown.select(rows)))
-        examples = images.view(len(shown), PER_EXAMPLE, *model.card.image_shape)
+        examples = images.view(len(shown), PER_EXAMPLE, *model.card.picture_shape)
     consistent = model.sampler.generates_at_once
     return Showpiece(
         stage,
@@ -185,8 +185,8 @@ def path_from_noise(model: Model, steps: int) -> PathFromNoise:
     """What the model is given and what it returns at each of `steps` steps: the last outputs are `model.sample`'s."""
     streams, condition = SampleStreams(range(PATHS)), spread_conditions(model, PATHS)
     path = list(model.sampler.run(model.denoiser, streams, condition, steps=steps))
-    inputs = [quantise((step.x_t / (1 + step.t**2) ** 0.5).cpu()) for step in path]
-    outputs = [quantise(step.x.cpu()) for step in path]
+    inputs = [quantise(model.pictures(step.x_t / (1 + step.t**2) ** 0.5).cpu()) for step in path]
+    outputs = [quantise(model.pictures(step.x).cpu()) for step in path]
     return PathFromNoise([step.t for step in path], torch.stack(inputs), torch.stack(outputs))
 
 
@@ -205,7 +205,8 @@ def interpolate(model: Model) -> Tensor:
         same = torch.full((STRIP_LENGTH,), row, device=device)
         condition = None if conditions is None else conditions.select(same)
         streams = SampleStreams([2 * row] * STRIP_LENGTH)
-        strips.append(quantise(last(model.sampler.run(f, streams, condition, steps=steps, first=noise)).cpu()))
+        made = last(model.sampler.run(f, streams, condition, steps=steps, first=noise))
+        strips.append(quantise(model.pictures(made).cpu()))
     return torch.stack(strips)
 
 

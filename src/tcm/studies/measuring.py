@@ -7,6 +7,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tcm.data import Dataset, open_dataset
+from tcm.data.latents import seen_by
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
 from tcm.evaluation.features import load_detector, weights_hash
@@ -81,8 +82,8 @@ class _Bench:
         batch = sampling_batch(model)
         if wanted.t is not None:
             owner = model_subject(model, subject.name, None, self.first_seed, step=subject.step)
-            denoise, times = model_denoise(model), [wanted.t]
-            return denoising_distances(denoise, self.dataset, times, self.reference, owner, subject.count, batch)
+            denoise, times, seen = model_denoise(model), [wanted.t], seen_by(self.dataset, model.card.latents)
+            return denoising_distances(denoise, seen, times, self.reference, owner, subject.count, batch)
         sampling = Sampling(steps=wanted.steps)
         owner = model_subject(model, subject.name, sampling, self.first_seed, step=subject.step)
         seeds = range(self.first_seed, self.first_seed + subject.count)

@@ -18,6 +18,7 @@ class Texts(ConditionKind):
 
     `encoder` says where the encoder is: a fetched one's name, a folder, or a hub id. `encoder_hash`, the SHA-256 of its
     weights and vocabulary, says which one it is. `prompts` are those that a model is shown with if nobody gives any.
+    `negative` is the text that stands for no text, what guidance steers away from: empty, or a negative prompt.
     """
 
     encoder: str = field(compare=False)
@@ -25,6 +26,7 @@ class Texts(ConditionKind):
     tokens: int
     encoder_hash: str = ""
     prompts: tuple[str, ...] = field(default=(), compare=False)
+    negative: str = field(default="", compare=False)
     kind: Literal["text"] = "text"
 
     def __post_init__(self) -> None:
@@ -82,7 +84,9 @@ class Texts(ConditionKind):
         different = list(dict.fromkeys(texts))
         numbers = {text: number for number, text in enumerate(different)}
         rows = torch.tensor([numbers[text] for text in texts], dtype=torch.long)
-        return self.load_encoder().encode(different, self.tokens).select(rows)
+        encoder = self.load_encoder()
+        encoded = encoder.encode(different, self.tokens).select(rows)
+        return encoded.against(encoder.encode([self.negative], self.tokens)) if self.negative else encoded
 
     def draw(self, seeds: Sequence[int]) -> TextEmbeddings:
         """One of the kind's own prompts for each seed."""
@@ -116,7 +120,7 @@ class Texts(ConditionKind):
             return None
         if self.encoder_hash not in ("", found.encoder_hash):
             return None
-        return replace(found, encoder=self.encoder, prompts=self.prompts or found.prompts)
+        return replace(found, encoder=self.encoder, prompts=self.prompts or found.prompts, negative=self.negative)
 
     def with_negative(self, condition: Condition, negative: str) -> TextEmbeddings:
         assert isinstance(condition, TextEmbeddings), "this kind made it"

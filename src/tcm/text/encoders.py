@@ -18,6 +18,7 @@ from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import TextEmbeddings
+from tcm.text.pipeline_folders import find_pipeline
 
 FETCHABLE = ("minilm",)
 """The encoders that `tcm text fetch` knows."""
@@ -163,7 +164,7 @@ def _paths(reference: str) -> tuple[str, str]:
         if not folder.is_dir():
             raise TcmError(f"the text encoder {reference} is not on this machine yet; run `tcm text fetch {reference}`")
         return str(folder), str(folder)
-    folder = Path(reference)
+    folder = find_pipeline(reference) or Path(reference)
     if not folder.is_dir():
         if reference.count("/") != 1 or reference.startswith((".", "/", "~")):
             raise TcmError(

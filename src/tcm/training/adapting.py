@@ -1,4 +1,4 @@
-"""A recipe and its data: one for other data than it was written for takes its shape, classes and sigma_data."""
+"""A recipe for other data, or another pipeline, than it was written for takes what differs from there."""
 
 import tomllib
 from collections.abc import Set
@@ -9,9 +9,12 @@ from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
+from tcm.networks import DiffusersUNetConfig, ImageShape
 from tcm.recipes.lineage import condition_keys, condition_of
 from tcm.recipes.resolve import recipe_of, to_toml
 from tcm.recipes.schema import Recipe
+from tcm.text.pipeline_folders import find_pipeline
+from tcm.weights import inspect
 
 SAMPLE = 2000
 """Images that sigma_data is measured on."""
@@ -41,17 +44,58 @@ def adapted(recipe: Recipe, given: Set[str] = frozenset()) -> Recipe:
         raise TcmError(f"data.path={recipe.data.path} does not fit: {error}") from error
 
 
+def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -> Recipe:
+    """The recipe for the pipeline that a run starts from: its UNet, texts, latents and noise; else the recipe itself.
+
+    The keys that the user has `given`, how the UNet is trained, and the recipe's prompts stay as they are.
+    """
+    if init is None or not isinstance(recipe.network, DiffusersUNetConfig) or find_pipeline(init) is None:
+        return recipe
+    card, own = inspect(init), tomllib.loads(to_toml(recipe))
+    keys = {"image_shape", "condition", "latents", "sigma_data", "t_min", "t_max", "network"}
+    changes = card.model_dump(mode="json", include=keys)
+    kept = {*given, *(f"network.{key}" for key in recipe.network.free_keys), "condition.prompts", "condition.negative"}
+    for key in kept:
+        table, _, name = key.partition(".")
+        if name and table in changes:
+            changes[table] |= {name: own[table][name]} if name in own.get(table, {}) else {}
+    changes = {key: value for key, value in changes.items() if key not in given}
+    return recipe_of(own | changes, recipe.name)
+
+
 def sigma_data(data: Dataset) -> float:
     """The standard deviation of the pixels of a sample of the images in [−1, 1], to two digits."""
     indices = np.sort(np.random.default_rng(0).permutation(data.count)[:SAMPLE])
     return max(0.01, round(float(data.pixels(indices).std()) / 127.5, 2))
 
 
+def shape_of(recipe: Recipe, data: Dataset | Stream) -> ImageShape:
+    """What the network takes of this data: the shape of its images or, where they are encoded, of their latents."""
+    wanted, stored = recipe.latents, data.latents
+    if stored is None:
+        return data.shape if wanted is None else wanted.of_images(data.shape)
+    if wanted is None:
+        raise TcmError(
+            f"data.path={recipe.data.path} has {stored}, but the recipe trains on pixels; "
+            f"set latents.vae={stored.vae!r}"
+        )
+    if stored.vae_hash != wanted.vae_hash and wanted.vae_hash:
+        raise TcmError(
+            f"data.path={recipe.data.path} has {stored}, but latents is {wanted}; encode the images again with "
+            f"`tcm data prepare --latents {wanted.vae}`"
+        )
+    if recipe.data.flip:
+        raise TcmError("data.flip=true cannot mirror latents that were computed ahead; set data.flip=false")
+    return data.shape
+
+
 def check_data(recipe: Recipe, data: Dataset | Stream) -> ConditionKind | None:
     """Check that the data is what the recipe says; returns the condition that the network is given."""
-    if recipe.image_shape is not None and data.shape != recipe.image_shape:
+    shape = shape_of(recipe, data)
+    if recipe.image_shape is not None and shape != recipe.image_shape:
+        encoded = "" if shape == data.shape else f" (latents {list(shape)})"
         raise TcmError(
-            f"data.path={recipe.data.path} has images of shape {list(data.shape)}, but image_shape is "
+            f"data.path={recipe.data.path} has images of shape {list(data.shape)}{encoded}, but image_shape is "
             f"{list(recipe.image_shape)}; prepare the data with `tcm data prepare` or change image_shape"
         )
     expected = condition_of(recipe)

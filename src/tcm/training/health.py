@@ -31,8 +31,9 @@ def warnings_at_start(recipe: Recipe, name: str, data: Dataset | Stream, sigma_d
     Only data in memory is looked at: no run should wait for two thousand images that it may not need yet.
     """
     found = long_averages(name, recipe.stages[name])
-    if name == next(iter(recipe.stages)) and isinstance(data, Dataset) and data.in_memory:
-        found += wrong_sigma_data(sigma_data, data) + (wrong_mirroring(data) if recipe.data.flip else [])
+    if name == next(iter(recipe.stages)) and isinstance(data, Dataset) and data.in_memory and data.latents is None:
+        found += wrong_sigma_data(sigma_data, data) if recipe.latents is None else []
+        found += wrong_mirroring(data) if recipe.data.flip else []
     return found
 
 

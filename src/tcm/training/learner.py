@@ -60,7 +60,8 @@ class Learner:
         self.sharded = isinstance(self.denoiser, FSDPModule)
         if processes.count > 1 and not self.sharded:
             self.loss = DistributedDataParallel(self.loss)
-        self.optimizer = build_optimizer(settings, self.denoiser.parameters())
+        learning = (parameter for parameter in self.denoiser.parameters() if parameter.requires_grad)
+        self.optimizer = build_optimizer(settings, learning)
         self.averages = [Average(self.denoiser, decay) for decay in settings.averages]
         self.scaler = GradScaler(processes.device.type, init_scale=16.0, growth_interval=20_000, enabled=scaled)
         self.guard = GuardState()
@@ -136,9 +137,9 @@ class Learner:
         """All tensors that a checkpoint needs, as views."""
         out = {f"{self.role}.{name}": tensor.detach() for name, tensor in self.denoiser.state_dict().items()}
         for index, average in enumerate(self.averages):
-            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.state_dict().items()}
+            out |= {f"{self.prefix}average.{index}.{name}": tensor for name, tensor in average.own_state().items()}
         for name, parameter in self.denoiser.named_parameters():
-            state = self.optimizer.state[parameter]
+            state = self.optimizer.state.get(parameter, {})
             out |= {f"{self.prefix}optimizer.{name}.{key}": tensor for key, tensor in state.items()}
         return out
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
+from tcm.data.latents import EncodedBatches
 from tcm.foundation.devices import deterministic_kernels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -32,7 +33,7 @@ from tcm.recipes.lineage import (
     watching_roles,
 )
 from tcm.recipes.schema import Recipe
-from tcm.training.adapting import check_data
+from tcm.training.adapting import check_data, shape_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.data_provenance import notes_of_data
 from tcm.training.deciding import decide
@@ -166,11 +167,11 @@ class Run:
             init = noted_init(self.options.init, self.folder)
             spec, expected = self.recipe.data, condition_of(self.recipe)
             data = open_data(spec.path, channels=spec.channels, expected=expected)
-            condition = check_data(self.recipe, data)
+            condition, shape = check_data(self.recipe, data), shape_of(self.recipe, data)
             batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
             folders = stage_folders(self.recipe, self.folder)
             recipe = settled(self.recipe, self.folder)
-            cards = {name: card_of(recipe, name, data.shape, condition) for name in folders}
+            cards = {name: card_of(recipe, name, shape, condition) for name in folders}
             plan = RunPlan(data, batches, cards, folders, init, resumed)
             check_run(recipe, cards, plan.done, init)
             if resumed.moved is not None and self.processes.first:
@@ -248,6 +249,13 @@ class Run:
         return finished
 
     def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
+        """The batches of a stage; where the network takes latents and the data has images, these are encoded."""
+        source, latents = self._stored_batches(batch, data), self.recipe.latents
+        if latents is None or data.latents is not None:
+            return source
+        return EncodedBatches(source, latents, self.processes.device)
+
+    def _stored_batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
         seed, spec, rank, world = self.recipe.seed, self.recipe.data, self.processes.rank, self.processes.count
         if isinstance(data, Dataset):
             return Batches(data, seed=seed, batch=batch, flip=spec.flip, rank=rank, world=world, workers=spec.workers)
@@ -267,7 +275,7 @@ class Run:
         """Move the models to the device; shard and compile them as the run's options say."""
         stage, roles = recipe.stages[name], roles_of(recipe, name)
         for key, model in models.items():
-            model.to(self.processes.device).denoiser.requires_grad_(roles[key].trained)
+            model.to(self.processes.device).denoiser.learn(roles[key].trained)
             if roles[key].precision == "bf16":
                 store_in_bfloat16(model.denoiser.network)
             if self.options.sharded:

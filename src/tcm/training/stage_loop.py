@@ -226,14 +226,16 @@ class StageLoop:
 
     def _sample(self, step: int, loaded: LoadedBatch, done: bool) -> None:
         """Write a grid of fixed seeds made with the averaged weights, and watch their spread for collapse."""
+        latents = self.card.latents
         with self.trainer.averaged():
-            images = Model(self.trainer.student, self.card).sample(SAMPLES)
+            x = Model(self.trainer.student, self.card.model_copy(update={"latents": None})).sample(SAMPLES)
         if not self.trainer.processes.first:
             return
+        images = x if latents is None else latents.decode(x.to(self.trainer.processes.device)).cpu()
         path = self.folder / "samples" / f"step-{step:07d}.png"
         save_grid(path, to_uint8(images), scale=max(1, 32 // images.shape[-2]))
         self.progress.say(f"step {step}: samples in {path}")
-        found, of_data = Variation.of(images), Variation.of(to_float(loaded.images))
+        found, of_data = Variation.of(x), Variation.of(to_float(loaded.images))
         self._write({"step": step, "spread": found.spread, "spread_of_data": of_data.spread})
         T = torch.tensor(self.card.t_max)
         of_noise = float(self.card.preconditioning.c_skip(T, self.card.sigma_data) * T)

@@ -20,8 +20,8 @@ from tcm.weights.tensors import check_tensors
 
 ROLES = "roles"
 """The folder, in a stage's, of the models of the other roles that it trains."""
-HEAD = "uncertainty."
-"""The prefix of the uncertainty head's tensors, which a consistency model does not use."""
+NETWORK, HEAD = "network.", "uncertainty."
+"""The prefixes of a denoiser's tensors; a consistency model does not use the uncertainty head."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
     t_min, t_max = stage.domain(recipe)
     fields = {
         "kind": stage.objective,
-        "sampler": stage.sampler(recipe.second_time),
+        "sampler": recipe.network.sampled_by(stage.sampler(recipe.second_time)),
         "network": network_of(recipe, stage),
         "image_shape": image_shape,
+        "latents": recipe.latents,
         "condition": condition,
         "sigma_data": recipe.sigma_data,
         "preconditioning": recipe.preconditioning,
@@ -187,13 +188,20 @@ def _said(role: Role) -> dict[str, object]:
 
 def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, Tensor]:
     """The weights with which a role's model starts: the source's, but for those to reinitialise."""
-    own, given = target.denoiser.state_dict(), source.denoiser.state_dict()
+    own, given = target.denoiser.state_dict(), _renamed(source, target)
     free = {tensor for tensor in own | given if tensor.startswith((HEAD, *role.reinitialize))}
     fitting = {tensor for tensor in free & own.keys() & given.keys() if own[tensor].shape == given[tensor].shape}
     weights = {tensor: given[tensor] for tensor in given if tensor not in free - fitting}
     weights |= {tensor: own[tensor] for tensor in own if tensor in free - fitting}
     check_tensors(target.denoiser, weights, f"{name}.{role.key}={role.source}")
     return weights
+
+
+def _renamed(source: Model, target: Model) -> dict[str, Tensor]:
+    """The source's weights under the target's names."""
+    network = target.denoiser.network.starting_from(source.denoiser.network.state_dict())
+    rest = {name: tensor for name, tensor in source.denoiser.state_dict().items() if not name.startswith(NETWORK)}
+    return {f"{NETWORK}{name}": tensor for name, tensor in network.items()} | rest
 
 
 def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> None:
@@ -220,10 +228,10 @@ def _check_role(name: str, role: Role, given: ModelCard, wanted: ModelCard) -> N
 
 
 def _traits(card: ModelCard, network: bool) -> dict[str, object]:
-    """What two models must share; dropout is free to differ, and a network's kind comes before its other keys."""
+    """What two models must share; some keys of a network are free to differ, and its kind comes before the others."""
     traits: dict[str, object] = {}
     if network:
         traits["network.kind"] = card.network.kind
-        keys = card.network.model_dump(exclude={"dropout"})
+        keys = card.network.model_dump(exclude=set(card.network.free_keys))
         traits |= {f"network.{key}": value for key, value in keys.items()}
     return traits | {field: getattr(card, field) for field in ("condition", "image_shape", "sigma_data")}

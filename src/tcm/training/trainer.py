@@ -90,7 +90,7 @@ class Trainer:
 
     def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
         for role, other in self.learners.items() if len(self.learners) > 1 else ():
-            other.denoiser.requires_grad_(role == learner.role)
+            other.denoiser.learn(role == learner.role)
         if not learner.settled:
             # DistributedDataParallel orders its buckets by the first backward pass, and the order in which three or
             # more processes sum depends on them: without this, the first step after a resume would round differently.

@@ -1,11 +1,18 @@
 """The model format, safe import of published checkpoints, exports."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tcm.foundation.errors import TcmError
+from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
 from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
+
+if TYPE_CHECKING:
+    from tcm.weights.pipelines import Pipeline
 
 __all__ = [
     "ELSEWHERE_FILE",
@@ -15,6 +22,7 @@ __all__ = [
     "Provenance",
     "find",
     "inspect",
+    "is_pipeline",
     "is_run",
     "last_model",
     "load",
@@ -34,8 +42,11 @@ BUNDLED = Path(__file__).parent / "bundled"
 def load(path: str | Path) -> Model:
     """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
     (`digits`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
+
+    Also the UNet of a Stable Diffusion pipeline, by its folder or hub id (the extra `t2i`).
     """
-    return Model.load(find(path))
+    found = find(path)
+    return _pipeline(found, path).model() if is_pipeline(found) else Model.load(found)
 
 
 def inspect(path: str | Path) -> ModelCard:
@@ -44,7 +55,13 @@ def inspect(path: str | Path) -> ModelCard:
     >>> inspect("digits").kind
     'truncated'
     """
-    return Model.inspect(find(path))
+    found = find(path)
+    return _pipeline(found, path).card() if is_pipeline(found) else Model.inspect(found)
+
+
+def is_pipeline(folder: Path) -> bool:
+    """Whether this is the folder of a diffusers pipeline."""
+    return (folder / INDEX_FILE).is_file()
 
 
 def is_run(path: Path) -> bool:
@@ -87,7 +104,14 @@ def find(path: str | Path) -> Path:
         return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
         raise TcmError(f"{path} is not a folder; give a model folder, digits, or a hub id such as someone/model")
-    return _download(str(path))
+    return find_pipeline(str(path)) or _download(str(path))
+
+
+def _pipeline(folder: Path, given: str | Path) -> Pipeline:
+    from tcm.weights.pipelines import read_pipeline
+
+    # A hub id stays what it is: the folder of its copy is this machine's business.
+    return read_pipeline(folder, str(folder.absolute()) if Path(given).is_dir() else str(given))
 
 
 def _download(name: str) -> Path:

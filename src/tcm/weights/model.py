@@ -31,6 +31,7 @@ from tcm.method.conditions import Classes, Condition, ConditionChoice, Condition
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Denoiser, Preconditioning, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
+from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 from tcm.weights.tensors import check_tensors, load_tensors
 
@@ -47,6 +48,11 @@ AnyCondition = Annotated[
     SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.conditions"))
 ]
 """What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
+
+
+read_latents = reader_of({"vae": Latents}, Latents, "tcm.latents", usual="vae")
+AnyLatents = Annotated[SerializeAsAny[Latents], BeforeValidator(read_latents)]
+"""What images are encoded to, read in the same way; without a `kind`, an autoencoder's latents."""
 
 
 AnyPreconditioning = Annotated[
@@ -84,7 +90,10 @@ class ModelCard(BaseModel):
     kind: str = Field(min_length=1, description="the objective that the model was trained with")
     sampler: AnySampler = Field(description="how the model is sampled")
     network: AnyNetwork
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        description="[channels, height, width] of what the network takes: images or latents"
+    )
+    latents: AnyLatents | None = Field(default=None, description="what images are encoded to; none: pixels")
     condition: AnyCondition | None = Field(default=None, description="what an image can be conditioned on")
     sigma_data: SigmaData = 0.5
     t_min: LowestTime = 0.002
@@ -93,6 +102,11 @@ class ModelCard(BaseModel):
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")
     provenance: Provenance = Provenance()
+
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        """[channels, height, width] of the images that people see."""
+        return self.image_shape if self.latents is None else self.latents.images_of(self.image_shape)
 
     @model_validator(mode="before")
     @classmethod
@@ -116,6 +130,7 @@ class ModelCard(BaseModel):
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
+        self.network.check_scales(self.sigma_data, self.t_max)
         return self
 
 
@@ -272,8 +287,12 @@ class Model:
             rows = slice(start, start + batch)
             some = None if condition is None else condition.select(rows).to(device)
             steps_ = self.sampler.run(self.denoiser, SampleStreams(seeds[rows]), some, steps=steps, times=times)
-            parts.append(last(steps_).cpu())
-        return torch.cat(parts) if parts else torch.empty(0, *self.card.image_shape)
+            parts.append(self.pictures(last(steps_)).cpu())
+        return torch.cat(parts) if parts else torch.empty(0, *self.card.picture_shape)
+
+    def pictures(self, x: Tensor) -> Tensor:
+        """The images in [−1, 1] of what the network makes: itself, or decoded latents."""
+        return x if self.card.latents is None else self.card.latents.decode(x)
 
     def guided(self, scale: float) -> Self:
         """The same model, sampled with classifier-free guidance of this scale; only diffusion models can be."""

@@ -41,6 +41,9 @@ class PairsStage(Stage):
         description="diffusion model to distil from: an earlier stage, a model folder (with a slash), or init for "
         "the model given with --init; unset: training from data",
     )
+    teacher_precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="precision in which the teacher's weights are stored"
+    )
     solver: SolverName = Field(default=_SOLVER, description="how the teacher's trajectory is followed")
     guidance: float = Field(default=Distillation.guidance, description="the teacher's guidance scale; 1 for none")
 
@@ -64,7 +67,13 @@ class PairsStage(Stage):
         _, high = self.span(setting)
         unguided = None if self.guidance == 1 else "guidance=1.0"
         teacher = Role(
-            "teacher", self.teacher, source_sampler=HeunSampler, highest=high, needs_null=unguided, network="source"
+            "teacher",
+            self.teacher,
+            source_sampler=HeunSampler,
+            highest=high,
+            needs_null=unguided,
+            network="source",
+            precision=self.teacher_precision,
         )
         return {"teacher": teacher}
 

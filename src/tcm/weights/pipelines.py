@@ -1,0 +1,166 @@
+"""A diffusers pipeline, Stable Diffusion's, as a model: its UNet in our notation, its text encoder, its autoencoder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from tcm.foundation.errors import MissingPackages, TcmError, describe_validation
+from tcm.foundation.extras import how_to_install
+from tcm.method.sampling import HeunSampler
+from tcm.networks.diffusers_unet import UNET_KEYS, DiffusersUNetConfig, NoiseSchedule
+from tcm.text.autoencoders import Latents
+from tcm.text.condition import Texts
+from tcm.text.encoders import load_encoder
+from tcm.text.pipeline_folders import INDEX_FILE
+from tcm.weights.model import Model, ModelCard, Provenance
+from tcm.weights.tensors import load_tensors
+
+SUPPORTED = {
+    "unet": ("UNet2DConditionModel",),
+    "vae": ("AutoencoderKL",),
+    "text_encoder": ("CLIPTextModel",),
+    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+}
+"""The parts that a pipeline must have, and the classes that they can be of."""
+OTHER_PARTS = {"transformer": "a transformer", "text_encoder_2": "two text encoders (SDXL)", "prior": "a prior"}
+UNET_FILE = "diffusion_pytorch_model.safetensors"
+PREFIX = "network.unet."
+"""Of the UNet's tensors in our denoiser."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline's folder, checked to be of a kind that we know; `name` is what the user called it."""
+
+    folder: Path
+    name: str
+    network: DiffusersUNetConfig
+
+    def card(self) -> ModelCard:
+        """The card of its UNet as a diffusion model; texts and images are those of its own encoders."""
+        sigmas, size = self.network.noise.sigmas(), self.network.sample_size
+        return ModelCard(
+            kind="diffusion",
+            sampler=HeunSampler(),
+            network=self.network,
+            image_shape=(self.network.in_channels, size, size),
+            condition=Texts.of(load_encoder(self.name)),
+            latents=Latents.of(self.name),
+            sigma_data=1.0,
+            t_min=float(sigmas[0]),
+            t_max=float(sigmas[-1]),
+            provenance=Provenance(imported_from=self.name),
+        )
+
+    def model(self) -> Model:
+        """The UNet with its weights; nothing is unpickled."""
+        path = self.folder / "unet" / UNET_FILE
+        try:
+            tensors = {f"{PREFIX}{name}": tensor for name, tensor in load_file(path).items()}
+        except (SafetensorError, OSError) as error:
+            raise TcmError(f"{path} cannot be read ({error}); download the pipeline again") from error
+        card = self.card()
+        with torch.device("meta"):
+            model = Model.fresh(card)
+        load_tensors(model.denoiser, tensors, str(path))
+        return model
+
+
+def read_pipeline(folder: Path, name: str) -> Pipeline:
+    """The pipeline in a folder, without its weights; an error that says why if it is of a kind that we do not know."""
+    index = _read_json(folder / INDEX_FILE)
+    for part, what in OTHER_PARTS.items():
+        if _class_of(index, part) is not None:
+            raise TcmError(
+                f"{name} is a {index.get('_class_name')} with {what}, which is not supported; give a Stable Diffusion "
+                "1 or 2 pipeline (UNet2DConditionModel, AutoencoderKL, CLIP)"
+            )
+    for part, classes in SUPPORTED.items():
+        found = _class_of(index, part)
+        if found not in classes:
+            said = "lacks it" if found is None else f"has {found}"
+            raise TcmError(f"{name}: {INDEX_FILE} must name {classes[0]} as {part}, but it {said}; give another one")
+        if not (folder / part).is_dir():
+            raise TcmError(f"{name} has no folder {part}, which {INDEX_FILE} names; download the pipeline again")
+    _check_weights(folder, name)
+    return Pipeline(folder, name, _network(folder, name))
+
+
+def _network(folder: Path, name: str) -> DiffusersUNetConfig:
+    """The UNet's config in our words; what we have no word for must be as diffusers has it by default."""
+    given = {key: value for key, value in _read_json(folder / "unet" / "config.json").items() if key[0] != "_"}
+    usual = _defaults()
+    for key, value in given.items():
+        if key not in UNET_KEYS and key in usual and _listed(usual[key]) != _listed(value):
+            raise TcmError(f"{name}: the UNet has {key}={value!r}, which is not supported; only {usual[key]!r} is")
+    keys = {key: given.get(key, usual[key]) for key in UNET_KEYS}
+    try:
+        return DiffusersUNetConfig.model_validate(keys | _training(folder, name))
+    except ValidationError as error:
+        raise describe_validation(error, f"{name}: unet/config.json", DiffusersUNetConfig) from error
+
+
+def _training(folder: Path, name: str) -> dict[str, Any]:
+    """What the scheduler says about how the UNet was trained."""
+    said = _read_json(folder / "scheduler" / "scheduler_config.json")
+    for key in ("trained_betas", "rescale_betas_zero_snr"):
+        if said.get(key):
+            raise TcmError(f"{name}: the scheduler has {key}, which is not supported; give another pipeline")
+    prediction = said.get("prediction_type", "epsilon")
+    if prediction not in ("epsilon", "v_prediction"):
+        raise TcmError(f"{name}: prediction_type={prediction!r} is not supported; epsilon and v_prediction are")
+    names = {"num_train_timesteps": "timesteps", "beta_start": "beta_start", "beta_end": "beta_end"}
+    noise = {ours: said[theirs] for theirs, ours in names.items() if theirs in said}
+    schedule = said.get("beta_schedule", "linear")
+    return {"prediction": prediction, "noise": NoiseSchedule.model_validate(noise | {"beta_schedule": schedule})}
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    """The weights must be safetensors: pickles are not read."""
+    for part in ("unet", "vae", "text_encoder"):
+        if any((folder / part).glob("*.safetensors")):
+            continue
+        pickles = sorted(path.name for path in (folder / part).glob("*.bin"))
+        has = f"only {pickles[0]}, a pickle, which could run code" if pickles else "no weights"
+        raise TcmError(f"{name}: {part} has {has}; give a pipeline with safetensors")
+    if not any((folder / "tokenizer").iterdir()):
+        raise TcmError(f"{name}: the folder tokenizer is empty; download the pipeline again")
+
+
+def _class_of(index: Mapping[str, Any], part: str) -> str | None:
+    """The class that a pipeline's index names for a part; null, twice, stands for none."""
+    entry = index.get(part)
+    return str(entry[1]) if isinstance(entry, list) and len(entry) == 2 and entry[1] is not None else None
+
+
+def _defaults() -> dict[str, Any]:
+    """What diffusers takes for keys that a UNet's config leaves out."""
+    from inspect import Parameter, signature
+
+    try:
+        from diffusers import UNet2DConditionModel
+    except ImportError as error:
+        raise MissingPackages(f"diffusers pipelines need more packages; {how_to_install('t2i')}") from error
+    arguments = signature(UNet2DConditionModel.__init__).parameters.values()
+    return {one.name: one.default for one in arguments if one.default is not Parameter.empty}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TcmError(f"{path} cannot be read ({error}); download the pipeline again") from error
+    if not isinstance(content, dict):
+        raise TcmError(f"{path} is not a JSON object; download the pipeline again")
+    return content

@@ -1,0 +1,221 @@
+"""A tiny pipeline distilled: all stages, killed and resumed, in two processes, on latents made ahead, as a LoRA."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from inprocess import train
+from launching import Launcher, fingerprint, losses
+from PIL import Image
+from typer.testing import CliRunner
+
+import tcm
+from tcm.cli.main import app
+from tcm.data import open_dataset
+from tcm.data.encoded import EncodedDataset, StoredTexts
+from tcm.recipes.resolve import resolve, to_toml
+from tcm.recipes.schema import Recipe
+from tcm.training.adapting import fitted_to
+from tcm.training.run import RunOptions
+
+pytestmark = pytest.mark.long
+
+STAGES = {"diffusion": "0-diffusion", "consistency": "1-consistency", "truncated": "2-truncated"}
+TOML = """
+extends = "sd15-coyo"
+order = ["diffusion", "consistency", "truncated"]
+
+[stages.diffusion]
+objective = "diffusion"
+init = "init"
+label_dropout = 0.5
+steps = 3
+batch = 8
+learning_rate = 1e-4
+"""
+SMALL = [
+    *(f"*.{word}" for word in ("steps=3", "batch=8", "log_every=1", "checkpoint_every=100", "sample_every=0")),
+    *(f"{stage}.{word}" for stage in ("consistency", "truncated") for word in ("accumulation=2", "warmup=0")),
+    "*.precision=fp32",
+    "*.accept_rounding=false",
+    "truncated.checkpoint_every=2",
+    "consistency.init=init",  # so that each of the first two stages can be trained alone
+    "consistency.watched_images=8",
+    "consistency.curriculum.d=1",
+    "condition.negative=fog",
+    'condition.prompts=["red cat", "blue dog"]',
+    "data.workers=0",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty captioned images of 64 × 64."""
+    chance = np.random.default_rng(0)
+    images = chance.integers(0, 256, (20, 64, 64, 3), np.uint8)
+    captions = [f"{('red', 'blue', 'grey')[index % 3]} {('cat', 'dog')[index % 2]}" for index in range(20)]
+    path = tmp_path_factory.mktemp("captioned") / "images.npz"
+    np.savez(path, images=images, captions=np.array(captions))
+    return path
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny-sd.toml"
+    path.write_text(TOML)
+    return path
+
+
+def recipe_of(written: Path, data: Path, pipeline: Path, *overrides: str) -> Recipe:
+    words = [*SMALL, f"data.path={data}", *overrides]
+    return fitted_to(resolve(str(written), words), str(pipeline))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, written: Path, data: Path, pipeline: Path) -> Path:
+    """A run of all stages in this process, which nothing disturbed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    overrides = ("truncated.sample_every=3",)
+    train(recipe_of(written, data, pipeline, *overrides), folder, RunOptions(init=str(pipeline)))
+    return folder
+
+
+def all_losses(run: Path, *stages: str) -> list[float]:
+    return [loss for stage in stages or STAGES for loss in losses(next(run.glob(f"*-{stage}")))]
+
+
+def test_all_stages(finished: Path, pipeline: Path, tmp_path: Path) -> None:
+    """Each stage's model loads; the last one generates pixels and is exported; the recipe took what the pipeline is."""
+    recipe = resolve(str(finished / "recipe.toml"))
+    assert recipe.network.block_out_channels == (8, 16)
+    assert (recipe.image_shape, recipe.latents.vae, recipe.condition.tokens) == ((4, 8, 8), str(pipeline), 16)
+    assert recipe.condition.negative == "fog"
+    assert recipe.condition.prompts == ("red cat", "blue dog"), "the recipe's own"
+    assert len(all_losses(finished)) == 9
+    assert np.isfinite(all_losses(finished)).all()
+    assert (finished / STAGES["truncated"] / "samples" / "step-0000003.png").exists()
+    kinds = [tcm.load(finished / folder / "model").card for folder in STAGES.values()]
+    assert [card.kind for card in kinds] == list(STAGES)
+    assert [card.t_min for card in kinds] == pytest.approx([0.02916716, 0.02916716, 2.0])
+    model = tcm.load(finished)
+    images = model.sample(prompts=["red cat", "dog"], steps=2)
+    assert images.shape == (2, 3, 64, 64)
+    assert float(images.abs().max()) <= 1
+    out = tmp_path / "exported"
+    ended = CliRunner().invoke(app, ["export", str(finished), "--to", "diffusers", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    assert "largest difference from torch" in ended.output
+    assert "timesteps=[999, 563]" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_killed_and_resumed(
+    finished: Path, written: Path, data: Path, pipeline: Path, tmp_path: Path, launcher: Launcher
+) -> None:
+    """Killed after a checkpoint of stage 2, and resumed without --init: the same bits."""
+    run, path = tmp_path / "run", tmp_path / "same.toml"
+    path.write_text(to_toml(resolve(str(finished / "recipe.toml"))))
+    command = launcher.start("train", str(path), "--init", str(pipeline), "--run", str(run))
+    command.until(lambda: any(run.glob("2-truncated/state/step-2/*")))
+    command.send(signal.SIGKILL)
+    assert command.wait() in (-signal.SIGKILL, 0), command.text
+    assert not (run / STAGES["truncated"] / "model").exists() or command.wait() == 0
+    train(resolve(str(run / "recipe.toml")), run)
+    assert fingerprint(run) == fingerprint(finished)
+
+
+@pytest.mark.parametrize(
+    ("options", "stages"), [((), ["diffusion"]), (("--shard",), ["consistency", "truncated"])], ids=["ddp", "sharded"]
+)
+def test_two_processes(
+    finished: Path, pipeline: Path, tmp_path: Path, launcher: Launcher, options: tuple[str, ...], stages: list[str]
+) -> None:
+    """With the weights on both or shared by them, and blocks recomputed."""
+    path = tmp_path / "same.toml"
+    path.write_text(to_toml(resolve(str(finished / "recipe.toml"))))
+    words = ("network.gradient_checkpointing=true", f"order={json.dumps(stages)}", "truncated.sample_every=0")
+    arguments = ("train", str(path), *words[: 1 + len(stages)], "--init", str(pipeline), *options)
+    ended = launcher.run_ranks(2, *arguments, "--run", str(tmp_path / "run"))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert all_losses(tmp_path / "run", *stages) == pytest.approx(all_losses(finished, *stages), rel=1e-3)
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["captions", "embeddings"])
+def test_latents_made_ahead(
+    finished: Path, written: Path, data: Path, pipeline: Path, tmp_path: Path, texts: bool
+) -> None:
+    """The same losses as with images that are encoded during training; the folder says which encoders made it."""
+    words = ["data", "prepare", str(data), str(tmp_path / "latents"), "--latents", str(pipeline), "--workers", "0"]
+    ended = CliRunner().invoke(app, [*words, *(["--text-encoder", str(pipeline)] if texts else [])])
+    assert ended.exit_code == 0, ended.output
+    dataset = open_dataset(tmp_path / "latents")
+    assert isinstance(dataset, EncodedDataset)
+    assert isinstance(dataset.annotations, StoredTexts) == texts
+    assert (dataset.count, dataset.shape, dataset.pixels(np.arange(2)).dtype) == (20, (4, 8, 8), np.float16)
+    assert list(dataset.captions)[:2] == ["red cat", "blue dog"]
+    recipe = recipe_of(written, tmp_path / "latents", pipeline, 'order=["diffusion", "consistency"]')
+    assert dataset.latents == recipe.latents
+    options = RunOptions(init=str(pipeline))
+    train(recipe, tmp_path / "run", options)
+    stages = ("diffusion", "consistency")
+    assert all_losses(tmp_path / "run", *stages) == all_losses(finished, *stages)
+
+
+def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None:
+    """Only the low-rank changes move; a run of a LoRA resumes, and exports one."""
+    words = ('order=["consistency", "truncated"]', 'network.lora={ rank = 2, targets = ["to_q", "to_v"] }')
+    recipe = recipe_of(written, data, pipeline, *words)
+    train(recipe, tmp_path / "run", RunOptions(init=str(pipeline)))
+    start = tcm.load(pipeline).denoiser.network.unet.state_dict()
+    model = tcm.load(tmp_path / "run")
+    network = model.denoiser.network
+    for name, tensor in network.unet.state_dict().items():
+        if "lora_" not in name:
+            assert torch.equal(tensor, start[name.replace(".base_layer", "")]), name
+    merged = network.merged()
+    assert merged.keys() == start.keys()
+    changed = {name for name, tensor in merged.items() if not torch.equal(tensor, start[name])}
+    assert changed
+    assert all(name.endswith(("to_q.weight", "to_v.weight")) for name in changed)
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "stable-diffusion.md").read_text("utf-8")
+BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", DOCS, flags=re.S)
+
+
+def test_docs(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's commands and code, as they are but for sizes; the hub's pipeline is the tiny one."""
+    cached = tmp_path / "hub" / "models--runwayml--stable-diffusion-v1-5"
+    shutil.copytree(pipeline, cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "coyo").mkdir()
+    lines = []
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (70, 80, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "coyo" / f"{number}.png")
+        lines.append(json.dumps({"file_name": f"{number}.png", "text": "a red cat"}))
+    (tmp_path / "coyo" / "metadata.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    for command in [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]:
+        words = shlex.split(command.replace("--size 512", "--size 64 --workers 0"))[1:]
+        if words[0] == "train":
+            words += [word for word in SMALL if "diffusion" not in word and "init=init" not in word] + [
+                "--device",
+                "cpu",
+            ]
+            words = [word for word in words if word != "*.accumulation=512"]
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, f"{command}\n{ended.output}\n{ended.exception!r}"
+    for code in [text for kind, text in BLOCKS if kind == "python"]:
+        found: dict[str, object] = {}
+        exec(code, found)
+        assert found["image"].size == (64, 64)
+    assert (tmp_path / "dogs.png").exists()
