@@ -39,6 +39,7 @@ __all__ = [
     "SampleStreams",
     "Sampler",
     "SquaredL2",
+    "Tangents",
     "TextEmbeddings",
     "TruncatedConsistency",
     "Uncertainty",

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 
 def best_device() -> torch.device:
@@ -57,7 +58,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     >>> to_device(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
     """
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    # Pinning has no forward-mode derivative.
+    if device.type == "cuda" and tensor.device.type == "cpu" and unpack_dual(tensor).tangent is None:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

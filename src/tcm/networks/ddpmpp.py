@@ -14,12 +14,12 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
+from tcm.networks.forward_mode import attend, concatenated, conv2d, group_norm, scale_
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
     Resample,
     UNetConfig,
-    attend,
     class_count,
     decoder_plan,
     drop,
@@ -161,14 +161,14 @@ class DDPMpp(Network):
             emb = emb + self.embed_label(one_hot(condition, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
 
-        x = self.conv_in(x.to(self.conv_in.weight.dtype))
+        x = self.conv_in(x.to(self.half or self.conv_in.weight.dtype))
         skips = [x]
         for index, block in enumerate(self.encoder):
             x = block(x, emb, masks, index)
             skips.append(x)
         for index, (plan, block) in enumerate(zip(self.decoder_plan, self.decoder, strict=True), len(self.encoder)):
             if plan.takes_skip:
-                x = torch.cat([x, skips.pop()], dim=1)
+                x = concatenated(x, skips.pop())
             x = block(x, emb, masks, index)
         return self.conv_out(F.silu(self.norm_out(x)))
 
@@ -211,7 +211,7 @@ class Block(nn.Module):
         h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None].to(h.dtype)))
         h = self.conv_1(drop(h, masks, index, self.dropout))
         x = resample(x, self.resample)
-        x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
+        x = scale_(h + (x if self.skip is None else self.skip(x)), sqrt(0.5))
         return x if self.attention is None else self.attention(x)
 
 
@@ -227,7 +227,24 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
         q, k, v = split_heads(self.qkv(self.norm(x)), heads=1)
-        return (x + self.proj(merge_heads(attend(q, k, v), x))) * sqrt(0.5)
+        return scale_(x + self.proj(merge_heads(attend(q, k, v), x)), sqrt(0.5))
+
+
+class Conv(nn.Conv2d):
+    """A convolution in the precision of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """conv(x, w) + b."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return conv2d(x, self.weight.to(x.dtype), bias)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation in the precision of its input; its statistics are in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x − mean)/std · w + b."""
+        return group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class Linear(nn.Linear):
@@ -244,12 +261,12 @@ def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
     return torch.cat([phases.sin(), phases.cos()], dim=1)
 
 
-def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
+def _group_norm(channels: int) -> GroupNorm:
+    return GroupNorm(min(32, channels // 4), channels, eps=1e-6)
 
 
-def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:
-    conv = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2)
+def _conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> Conv:
+    conv = Conv(channels_in, channels_out, kernel, padding=kernel // 2)
     _initialise(conv, gain)
     return conv
 

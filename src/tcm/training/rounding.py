@@ -19,7 +19,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.distances import Distance
 from tcm.recipes.stages.base import Precision
 from tcm.training.metrics import TIME_BINS
-from tcm.training.precision import autocast, products
+from tcm.training.precision import arithmetic, products
 from tcm.training.trainer import Trainer
 
 SAMPLES, BATCHES = 256, 3
@@ -125,7 +125,7 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
     parts = min(2 * trainer.stage.accumulation, len(loaded.images))
     with products(precision):
         for micro, _ in trainer.micro_batches(loaded, parts):
-            with autocast(precision, device):
+            with arithmetic(trainer.stage, trainer.models, precision, device):
                 losses = objective.loss(trainer.models, micro, step, trainer.streams(step, micro))
             torch.autograd.backward(losses.total * trainer.learner.scaler.get_scale() * trainer.processes.count)
             times.append(losses.t)

@@ -37,6 +37,7 @@ def _offset(value: object) -> object:
 
 Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+HALF: tuple[Precision, ...] = ("bf16", "fp16")
 
 TIMES: dict[str, type[TimeDistribution]] = {"lognormal": LogNormal, "logstudentt": LogStudentT}
 Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.times"))]
@@ -178,6 +179,11 @@ class Stage(Optimization):
     def turns(self) -> tuple[Turn, ...]:
         """Whose weights move, in this order, within a step."""
         return (Turn(),)
+
+    @property
+    def half(self) -> Literal["autocast", "network"]:
+        """How a step computes in 16 bits: layer by layer under autocast, or the whole network."""
+        return "autocast"
 
     def rows(self) -> Rows:
         """The network evaluations of a step, per image."""

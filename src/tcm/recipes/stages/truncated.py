@@ -149,6 +149,9 @@ class TruncatedStage(PairsStage):
         return super().roles(setting) | {"frozen": frozen}
 
     def rows(self) -> Rows:
+        if self.target == "tangent":  # the frozen model takes the boundary samples, tangent and teacher the others
+            others, teacher = 1 - self.rho, self.evaluations_of_teacher
+            return Rows(plain=self.rho + others * teacher, tangent=others, idle=1 + self.rho * teacher)
         return replace(super().rows(), idle=1)  # f^trunc calls student and frozen model, rows or none
 
     def describe(self) -> str:
