@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
+
+from tcm.foundation.duals import parts
 
 
 def best_device() -> torch.device:
@@ -59,7 +60,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     tensor([1., 1.])
     """
     # Pinning has no forward-mode derivative.
-    if device.type == "cuda" and tensor.device.type == "cpu" and unpack_dual(tensor).tangent is None:
+    if device.type == "cuda" and tensor.device.type == "cpu" and parts(tensor)[1] is None:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

@@ -28,7 +28,7 @@ class Network(nn.Module, ABC):
 
     dropout: float = 0.0
     dropout_shapes: tuple[tuple[int, ...], ...] = ()
-    half: torch.dtype | None = None
+    arithmetic: torch.dtype | None = None
     """What F computes in while its weights stay in float32; None: in what its weights are."""
 
     @abstractmethod

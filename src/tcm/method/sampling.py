@@ -14,6 +14,7 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
+from tcm.method.joined import Joined
 from tcm.method.preconditioning import Denoiser
 from tcm.method.solvers import euler, guided, heun, karras_times
 
@@ -148,8 +149,10 @@ class ConsistencySampler(Sampler):
         return consistency_steps(f, self._times(f, steps, times), streams, condition, first)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
-        """Such as `times 80, 1`."""
-        return "times " + ", ".join(f"{t:g}" for t in self._times(f, steps, times))
+        """Such as `times 80, 1`; the times at which a companion takes over are marked."""
+        below = f.t_prime if isinstance(f, Joined) else 0.0
+        names = (f"{t:g} (companion)" if t <= below else f"{t:g}" for t in self._times(f, steps, times))
+        return f"times {', '.join(names)}"
 
     def evaluations(self, steps: int) -> int:
         """One for each step."""

@@ -65,4 +65,3 @@ def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> li
     ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
     times = (t_max ** (1 / rho) + ramp * (t_min ** (1 / rho) - t_max ** (1 / rho))) ** rho
     return [t_max, *times[1:-1].tolist(), t_min]
-

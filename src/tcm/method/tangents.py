@@ -1,13 +1,14 @@
-"""df/dt, the derivative of f along a trajectory, by forward-mode differentiation. The limit of TCM Eq. 4 for Δ_t → 0."""
+"""df/dt, the derivative of f along a trajectory, by forward mode: what TCM Eq. 4 compares in the limit Δ_t → 0."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
+from torch.autograd.forward_ad import dual_level
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tcm.foundation.duals import dual, parts
 from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser, Masks, column
 
@@ -28,8 +29,9 @@ def tangent(
     """
     # df/d(ln t) = t df/dt is of the same size at every t: in float16, dx/dt itself would underflow at large t.
     with _differentiable_kernels(), dual_level():
-        f_t = f(make_dual(x_t, column(t, x_t) * dx_dt), make_dual(t, t), condition, masks)
-        df_dlnt = unpack_dual(f_t).tangent
+        f_t = f(dual(x_t, column(t, x_t) * dx_dt), dual(t, t), condition, masks)
+        _, df_dlnt = parts(f_t)
+    assert df_dlnt is not None, "f depends on t"
     return df_dlnt / column(t, x_t)
 
 

@@ -28,7 +28,7 @@ class NetworkConfig(BaseModel):
     replays_dropout: ClassVar[bool] = False
     """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""
     computes_in_half: ClassVar[bool] = False
-    """Whether its network obeys `Network.half`. One that does not has tangents in fp32 only."""
+    """Whether its network obeys `Network.arithmetic`. One that does not has tangents in fp32 only."""
     published_types: ClassVar[tuple[str, ...]] = ()
     """The names of the reference's classes that are this network; the first is the usual one."""
     published_defaults: ClassVar[Mapping[str, object]] = {}

@@ -161,7 +161,7 @@ class DDPMpp(Network):
             emb = emb + self.embed_label(one_hot(condition, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
 
-        x = self.conv_in(x.to(self.half or self.conv_in.weight.dtype))
+        x = self.conv_in(x.to(self.arithmetic or self.conv_in.weight.dtype))
         skips = [x]
         for index, block in enumerate(self.encoder):
             x = block(x, emb, masks, index)

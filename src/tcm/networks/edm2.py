@@ -165,7 +165,7 @@ class EDM2(Network):
             emb = mp_sum(emb, self.embed_label(one_hot(condition, self.classes, emb)), LABEL_BALANCE)
         emb = mp_silu(emb)
 
-        x = x.to(self.half or self.conv_in.weight.dtype)
+        x = x.to(self.arithmetic or self.conv_in.weight.dtype)
         x = self.conv_in(torch.cat([x, torch.ones_like(x[:, :1])], dim=1))
         skips = [x]
         for block in self.encoder:

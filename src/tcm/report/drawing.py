@@ -119,7 +119,7 @@ def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
     return StageDrawings(
         stage,
         hash=weights_hash(model.denoiser.state_dict()),
-        parameters=sum(parameter.numel() for parameter in model.denoiser.parameters()),
+        parameters=model.parameters,
         drawn=tuple(_draw(model, steps) for steps in model.sampler.usual_steps) if stage.generates else (),
     )
 

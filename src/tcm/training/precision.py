@@ -29,12 +29,12 @@ def arithmetic(stage: Stage, models: Models, precision: Precision, device: torch
         return
     networks = [model.network for model in models.values()]
     for network in networks:
-        network.half = DTYPES[precision]
+        network.arithmetic = DTYPES[precision]
     try:
         yield
     finally:
         for network in networks:
-            network.half = None
+            network.arithmetic = None
 
 
 def products(precision: Precision) -> AbstractContextManager[None]:

@@ -161,11 +161,15 @@ def _gradient_cosine(trainer: Trainer, exact: _Observed, rounded: _Observed) -> 
 
 
 def _pairs_by_time(trainer: Trainer, exact: _Observed, rounded: _Observed) -> Tensor:
-    """The sums of the pairs' cosines by t, then their numbers."""
-    cosines = [
-        cosine_similarity(a.flatten(1), b.flatten(1), eps=0.0).nan_to_num(0.0)
-        for a, b in zip(exact.differences, rounded.differences, strict=True)
-    ]
-    where = torch.bucketize(torch.cat(exact.times).cpu(), trainer.bin_edges[1:-1])
-    sums = torch.zeros(TIME_BINS).index_add_(0, where, torch.cat(cosines).float().cpu())
+    """The sums of the pairs' cosines by t, then their numbers.
+
+    A pair without a difference has nothing to lose: with tangents, the student still is the frozen model at t'.
+    """
+    differences = torch.cat([difference.flatten(1) for difference in exact.differences])
+    cosines = cosine_similarity(
+        differences, torch.cat([difference.flatten(1) for difference in rounded.differences]), eps=0.0
+    ).nan_to_num(0.0)
+    differ = differences.any(1).cpu()
+    where = torch.bucketize(torch.cat(exact.times).cpu(), trainer.bin_edges[1:-1])[differ]
+    sums = torch.zeros(TIME_BINS).index_add_(0, where, cosines.float().cpu()[differ])
     return torch.cat([sums, torch.bincount(where, minlength=TIME_BINS).float()])

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from tcm.foundation.errors import TcmError
-from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
+from tcm.weights.model import CONFIG_FILE, FILES, Model, ModelCard, Provenance
 
 __all__ = [
     "ELSEWHERE_FILE",
@@ -95,7 +95,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TcmError(f"{name} is neither a folder nor a model on the hub ({reason})") from error

@@ -49,9 +49,7 @@ class Tangents(Pairs):
         def change(rows: Tensor) -> Tensor:
             some, x = draw.select(rows), x_t[to_device(rows, x_t.device)]
             dx_dt = self.velocity(models, some, x)
-            return column(delta[rows], x) * tangent(
-                models["student"], x, some.t, dx_dt, some.condition, some.masks
-            )
+            return column(delta[rows], x) * tangent(models["student"], x, some.t, dx_dt, some.condition, some.masks)
 
         out = torch.zeros_like(x_t)
         fill(out, ~early, change)

@@ -172,6 +172,15 @@ class Stage(Optimization):
         """How the stage's model is sampled; `second_time` is the recipe's."""
         return ConsistencySampler(second_time=second_time)
 
+    def covered(self, setting: Setting) -> tuple[float, float]:
+        """The times [low, high] on which the stage's model is defined together with its companion, if it has one."""
+        return self.domain(setting)
+
+    @property
+    def companion_role(self) -> str | None:
+        """The role whose model is saved with the stage's, as its companion."""
+        return None
+
     def roles(self, setting: Setting) -> dict[str, Role]:
         """The models that take part besides the student, or "student" itself if it differs from the default."""
         return {}

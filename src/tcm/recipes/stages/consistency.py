@@ -46,7 +46,9 @@ class PairsStage(Stage):
         description="diffusion model to distil from: an earlier stage, a model folder (with a slash), or init for "
         "the model given with --init; unset: training from data",
     )
-    solver: SolverName = Field(default=_SOLVER, description="how the teacher's trajectory is followed; tangents take one evaluation")
+    solver: SolverName = Field(
+        default=_SOLVER, description="how the teacher's trajectory is followed; tangents take one evaluation"
+    )
     guidance: float = Field(default=Distillation.guidance, description="the teacher's guidance scale; 1 for none")
 
     schedule_captions: ClassVar[dict[str, str]] = {

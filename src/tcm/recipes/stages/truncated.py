@@ -63,6 +63,11 @@ class TruncatedStage(PairsStage):
         default="fp32", description="precision in which the frozen model's weights are stored"
     )
 
+    companion: bool = Field(
+        default=False,
+        description="save the frozen model with this stage's, as the companion that samples at t_prime and below",
+    )
+
     collapse_remedy: ClassVar[str] = "raise w_b or rho"
 
     def dividing_time(self, setting: Setting) -> float:
@@ -106,6 +111,14 @@ class TruncatedStage(PairsStage):
             f"{', '.join(f'{t:g}' for t in times)}; train it longer"
         )
         return Decision(values={"t_prime": times[0]}, reason=reason, doubtful=True)
+
+    def covered(self, setting: Setting) -> tuple[float, float]:
+        low, high = self.domain(setting)
+        return setting.t_min if self.companion else low, high
+
+    @property
+    def companion_role(self) -> str | None:
+        return "frozen" if self.companion else None
 
     def forgets_below(self, setting: Setting) -> float:
         low, _ = self.span(setting)
