@@ -28,6 +28,9 @@ SAMPLES, BATCHES = 256, 3
 FEWEST = 8
 """A bin with fewer pairs than this tells nothing."""
 
+EQUAL = 16 * torch.finfo(torch.float32).eps
+"""Outputs that differ by less than this, relative to their size, are equal: networks round as the batch is split."""
+
 GOOD, LEAST = 0.9, 0.5
 """Cosines below GOOD are worth a warning; a stage with one below LEAST learns mostly from rounding."""
 
@@ -138,13 +141,16 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
 
 @dataclass(frozen=True)
 class _Watched(Distance):
-    """A distance that also keeps the differences it is given, in `seen`."""
+    """A distance that also keeps the differences it is given, in `seen`; 0 for what fp32 itself rounds to."""
 
     distance: Distance
     seen: list[Tensor]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.seen.append((x - y).detach())
+        with torch.no_grad():
+            difference = (x - y).flatten(1)
+            equal = difference.norm(dim=1) <= EQUAL * x.flatten(1).norm(dim=1)
+            self.seen.append(difference.masked_fill(equal[:, None], 0.0))
         return self.distance(x, y)
 
 
@@ -165,10 +171,8 @@ def _pairs_by_time(trainer: Trainer, exact: _Observed, rounded: _Observed) -> Te
 
     A pair without a difference has nothing to lose: with tangents, the student still is the frozen model at t'.
     """
-    differences = torch.cat([difference.flatten(1) for difference in exact.differences])
-    cosines = cosine_similarity(
-        differences, torch.cat([difference.flatten(1) for difference in rounded.differences]), eps=0.0
-    ).nan_to_num(0.0)
+    differences = torch.cat(exact.differences)
+    cosines = cosine_similarity(differences, torch.cat(rounded.differences), eps=0.0).nan_to_num(0.0)
     differ = differences.any(1).cpu()
     where = torch.bucketize(torch.cat(exact.times).cpu(), trainer.bin_edges[1:-1])[differ]
     sums = torch.zeros(TIME_BINS).index_add_(0, where, cosines.float().cpu()[differ])
