@@ -25,6 +25,7 @@ from benchmarks import (
     sampling,
     scaling,
     stages,
+    tangents,
 )
 from benchmarks.harness import Row, Settings, number, save
 
@@ -33,6 +34,8 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "overhead": (overhead.TITLE, overhead.measure),
     "precision": (precision.TITLE, precision.measure),
     "rounding": (rounding.TITLE, rounding.measure),
+    "tangents": (tangents.TITLE, tangents.measure),
+    "tangent-steps": (tangents.STEPS_TITLE, tangents.measure_steps),
     "dropout": (dropout.TITLE, dropout.measure),
     "optimizer": (optimizer.TITLE, optimizer.measure),
     "roofline": (roofline.TITLE, roofline.measure),

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, Settings, in_fresh_process, interleave, peak_bytes, ratio
 from tcm.networks import ddpmpp, edm2
-from tcm.networks.layers import attend, split_heads
+from tcm.networks.forward_mode import attend
+from tcm.networks.layers import split_heads
 
 TITLE = "attention layers with the fused kernel against transposed views and against two matrix products"
 LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {

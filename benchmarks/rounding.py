@@ -107,7 +107,7 @@ def streams(number: int, count: int) -> SampleStreams:
 
 
 @torch.no_grad()
-def difference(f: Denoiser, x: Tensor, eps: Tensor, labels: Labels, t: float, ratio: float) -> Tensor:
+def difference(f: Denoiser, x: Tensor, eps: Tensor, labels: Labels | None, t: float, ratio: float) -> Tensor:
     """f(x_t, t) − f(x_r, r) of a stage that holds `ratio`."""
     times = torch.full((len(x),), t, dtype=torch.float64)
     earlier = times - Curriculum(d=0, limit=ratio).delta(times, 0)

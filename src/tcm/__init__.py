@@ -40,6 +40,7 @@ __all__ = [
     "SampleStreams",
     "Sampler",
     "SquaredL2",
+    "Tangents",
     "TextEmbeddings",
     "Texts",
     "TruncatedConsistency",

@@ -12,6 +12,7 @@ from tcm.method.objectives import (
     Distillation,
     Models,
     Pairs,
+    Tangents,
     TruncatedConsistency,
 )
 from tcm.method.preconditioning import Denoiser, Network, Uncertainty
@@ -51,6 +52,7 @@ __all__ = [
     "SampleStreams",
     "Sampler",
     "SquaredL2",
+    "Tangents",
     "TextEmbeddings",
     "Texts",
     "TruncatedConsistency",

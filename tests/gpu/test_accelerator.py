@@ -14,7 +14,7 @@ import tcm
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import Labels
 from tcm.method.objectives import Draw
-from tcm.networks.layers import attend
+from tcm.networks.forward_mode import attend
 from tcm.weights.edm_names import load_denoiser
 
 LOG_ALL = [f"{stage}.log_every=1" for stage in STAGES]

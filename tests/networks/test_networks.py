@@ -15,7 +15,8 @@ from tcm import Classes, DDPMppConfig, EDM2Config, Labels, Network, SampleStream
 from tcm.foundation.errors import TcmError
 from tcm.networks.ddpmpp import positional_embedding
 from tcm.networks.edm2 import MPConv, MPLinear, mp_cat, mp_silu, mp_sum, normalize
-from tcm.networks.layers import attend, drop, merge_heads, one_hot, resample, split_heads
+from tcm.networks.forward_mode import attend
+from tcm.networks.layers import drop, merge_heads, one_hot, resample, split_heads
 
 SMALL = {
     "ddpmpp": DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, attention=(4,), dropout=0.2),

@@ -24,6 +24,15 @@ OVERRIDES = {
     "Euler": ["digits", "consistency", "consistency.solver=euler"],
     "Heun with guidance": ["digits", "consistency", "consistency.guidance=2.0", "diffusion.label_dropout=0.1"],
     "truncated": ["digits", "truncated", "truncated.teacher=none"],
+    "tangents from data": ["digits", "consistency", "consistency.teacher=none", "consistency.target=tangent"],
+    "tangents, guided": [
+        "digits",
+        "consistency",
+        "consistency.target=tangent",
+        "consistency.guidance=2.0",
+        "diffusion.label_dropout=0.1",
+    ],
+    "truncated by tangents": ["digits", "truncated", "truncated.target=tangent"],
     "truncated, EDM2": [
         "digits",
         "truncated",

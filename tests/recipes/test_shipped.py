@@ -94,11 +94,23 @@ def test_stages() -> None:
         "cifar10-16": ["diffusion", "consistency", "continued", "truncated"],
         "emoji-text": three,
         "cifar10": two,
+        "cifar10-bf16": two,
+        "imagenet64-s-bf16": two,
         "imagenet64-s": two,
         "sd15-coyo": two,
         "imagenet64-xl": ["truncated"],
         "imagenet64-xl-t1.5": ["truncated"],
     }
+
+
+@pytest.mark.parametrize(("name", "base"), [("cifar10-bf16", "cifar10"), ("imagenet64-s-bf16", "imagenet64-s")])
+def test_the_same_by_tangents(name: str, base: str) -> None:
+    """The paper's run in all but the target, the precision and the companion."""
+    changed = {"target", "precision", "accept_rounding", "companion"}
+    ours, paper = resolve(name).stages, resolve(base).stages
+    for stage in paper:
+        assert ours[stage].model_dump(exclude=changed) == paper[stage].model_dump(exclude=changed)
+        assert (ours[stage].target, ours[stage].precision, ours[stage].accept_rounding) == ("tangent", "bf16", False)
 
 
 def test_small_recipes_distil_from_stage_0() -> None:

@@ -18,6 +18,7 @@ DEMO = resolve("demo")
 HARMLESS = st.sampled_from(
     [
         *("name=other", "second_time=2.0", "data.workers=2", "adapts=false", "continued.baseline=false"),
+        "truncated.companion=true",
         *("*.keep=7", "*.log_every=3", "*.checkpoint_every=11", "*.sample_every=0", "*.accumulation=2"),
     ]
 )
@@ -34,6 +35,7 @@ DECISIVE = {
     "consistency.curriculum.limit=0.8": {"consistency", "truncated", "continued"},
     "truncated.t_prime=0.5": {"truncated"},
     "truncated.times.nu=2.0": {"truncated"},
+    "truncated.target=tangent": {"truncated"},
     "truncated.init=diffusion": {"truncated"},
     "continued.batch=64": {"continued"},
     "continued.guard.spike=30.0": {"continued"},

@@ -29,13 +29,14 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("name", shipped_studies())
 def test_a_shipped_study_fits_its_recipe(name: str) -> None:
-    """Each variant trains something of its own, and is known to the paper's table only by its own name."""
+    """Each variant trains something of its own, or has a companion; the paper's table knows it by its own name."""
     study = resolve_study(name)
     variants = variants_of(study, 0)
     assert len(study.seeds) >= (3 if name.endswith(PHOTOGRAPHS) else 5)
     assert study.expects is not None
     stages = shared_stages(study, variants)
-    measured = [stage_key(variant.recipe, variant.stage) for variant in variants]
+    recipes = [(variant.recipe, variant.stage) for variant in variants]
+    measured = [(stage_key(recipe, name), recipe.stages[name].companion_role) for recipe, name in recipes]
     assert len(set(measured)) == len(variants)
     for stage in stages.values():
         assert stage_key(stage.recipe, stage.name) == stage.key
@@ -43,7 +44,7 @@ def test_a_shipped_study_fits_its_recipe(name: str) -> None:
         assert study.paper.rows.keys() <= study.variants.keys()
 
 
-def test_the_shipped_studies_are_those_of_the_paper() -> None:
+def test_the_shipped_studies_are_those_of_the_paper_and_one_of_ours() -> None:
     rows = {name: len(resolve_study(name).variants) for name in shipped_studies()}
     assert rows == {
         "boundary": 9,
@@ -54,6 +55,7 @@ def test_the_shipped_studies_are_those_of_the_paper() -> None:
         "stages": 6,
         "t-prime": 4,
         f"t-prime{PHOTOGRAPHS}": 4,
+        "tangents": 16,
         "times": 3,
         "trade-off": 3,
         f"trade-off{PHOTOGRAPHS}": 3,

@@ -107,6 +107,15 @@ def test_equal_arithmetic_has_cosines_of_one(tmp_path: Path) -> None:
     )
 
 
+def test_tangents_have_no_difference_to_lose(tmp_path: Path) -> None:
+    """Where a difference in bf16 is mostly rounding, the derivative keeps its direction, and so does the gradient."""
+    loop = trained_loop(tmp_path, "consistency.precision=bf16", "consistency.target=tangent")
+    rounding = measure_rounding(loop.trainer, loop.batches)
+    assert rounding.lowest > 0.95
+    assert sum(cosine is not None for cosine in rounding.pairs) >= 6
+    assert loop.trainer.student.network.arithmetic is None
+
+
 def test_nothing_is_disturbed(tmp_path: Path) -> None:
     """Weights, moments, averages, the global generator: and the next step is that of a run which did not measure."""
     records = []

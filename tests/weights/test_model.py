@@ -220,7 +220,7 @@ def test_missing_files_are_named(saved: Path, name: str) -> None:
         ({"image_shape": [1, 4]}, "image_shape"),
         ({"network": {"kind": "unet"}}, "network.kind='unet' is unknown; use one of ddpmpp, edm2"),
         ({"network": {"kind": "ddpmpp", "channel": 8}}, "network.channel is not a known key; did you mean 'channels'?"),
-        ({"format": 4}, "format=4"),
+        ({"format": 5}, "format=5"),
         ({"colour": "red"}, "colour is not a known key"),
     ],
 )
@@ -281,7 +281,13 @@ FORMAT_2 = {key: value for key, value in FORMAT_1.items() if key != "classes"} |
 }
 
 
-@pytest.mark.parametrize("earlier", [FORMAT_1, FORMAT_2])
+FORMAT_3 = {key: value for key, value in FORMAT_2.items() if key not in ("t_prime", "second_time")} | {
+    "format": 3,
+    "sampler": {"kind": "consistency", "second_time": 1.0},
+}
+
+
+@pytest.mark.parametrize("earlier", [FORMAT_1, FORMAT_2, FORMAT_3])
 def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> None:
     """The bundled model with the cards that it had: saved again, the card has today's format."""
     folder = tmp_path / "digits"
@@ -291,7 +297,7 @@ def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> 
     model = tcm.load(folder)
     assert model.card == today.card == inspect(folder)
     assert (model.card.condition, model.card.sampler) == (Classes(10), ConsistencySampler())
-    assert (model.card.t_min, model.card.format) == (1.0, 3)
+    assert (model.card.t_min, model.card.format) == (1.0, 4)
     assert torch.equal(model.sample(4, steps=2, labels=3), today.sample(4, steps=2, labels=3))
     model.save(folder)
     assert json.loads((folder / "config.json").read_text())["sampler"] == {"kind": "consistency", "second_time": 1.0}
@@ -307,7 +313,7 @@ def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> 
 )
 def test_what_a_card_of_the_first_format_means(changes: dict, sampler: Sampler, condition: Classes | None) -> None:
     found = ModelCard.model_validate_json(json.dumps(FORMAT_1 | changes))
-    assert (found.format, found.sampler, found.condition) == (3, sampler, condition)
+    assert (found.format, found.sampler, found.condition) == (4, sampler, condition)
     without = {key: value for key, value in (FORMAT_1 | changes).items() if key != "classes"}
     assert ModelCard.model_validate_json(json.dumps(without)).condition is None
 

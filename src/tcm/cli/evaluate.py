@@ -174,7 +174,7 @@ def best_times(
         if not processes.first:
             return
         best, score = min(rows, key=lambda row: row[1].value)
-        note = scoring.edge_note(tried, best, (loaded.card.t_min, loaded.card.t_max))
+        note = scoring.edge_note(tried, best, (loaded.denoiser.t_min, loaded.denoiser.t_max))
         scoring.print_times(rows, best)
         if plot is not None:
             save_plot(plot, rows)

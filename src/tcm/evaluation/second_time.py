@@ -22,7 +22,8 @@ GRID_POINTS = 8
 
 def time_grid(model: Model) -> list[float]:
     """Eight times, evenly spaced in ln t, from T/400 (or the start of the model's range) to T/8."""
-    low, high = max(model.card.t_min, model.card.t_max / 400), max(model.card.t_max / 8, 2 * model.card.t_min)
+    t_min, T = model.denoiser.t_min, model.denoiser.t_max
+    low, high = max(t_min, T / 400), max(T / 8, 2 * t_min)
     return [low * (high / low) ** (i / (GRID_POINTS - 1)) for i in range(GRID_POINTS)]
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from tcm.foundation.duals import parts
+
 
 def best_device() -> torch.device:
     """The device to use when the user names none: an accelerator if there is one, else the CPU."""
@@ -57,7 +59,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     >>> to_device(torch.ones(2), torch.device("cpu"))
     tensor([1., 1.])
     """
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    # Pinning has no forward-mode derivative.
+    if device.type == "cuda" and tensor.device.type == "cpu" and parts(tensor)[1] is None:
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 

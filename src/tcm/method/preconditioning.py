@@ -28,6 +28,8 @@ class Network(nn.Module, ABC):
 
     dropout: float = 0.0
     dropout_shapes: tuple[tuple[int, ...], ...] = ()
+    arithmetic: torch.dtype | None = None
+    """What F computes in while its weights stay in float32; None: in what its weights are."""
 
     @abstractmethod
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
+from tcm.method.joined import Joined
 from tcm.method.preconditioning import Denoiser
 from tcm.method.solvers import euler, guided, heun, karras_times
 
@@ -178,8 +179,10 @@ class ConsistencySampler(Sampler):
         return replace(self, marginal=True)
 
     def describe(self, f: Denoiser, steps: int | None, times: Sequence[float] | None) -> str:
-        """Such as `times 80, 1`."""
-        return "times " + ", ".join(f"{t:g}" for t in self._times(f, steps, times))
+        """Such as `times 80, 1`; the times at which a companion takes over are marked."""
+        below = f.t_prime if isinstance(f, Joined) else 0.0
+        names = (f"{t:g} (companion)" if t <= below else f"{t:g}" for t in self._times(f, steps, times))
+        return f"times {', '.join(names)}"
 
     def evaluations(self, steps: int) -> int:
         """One for each step."""

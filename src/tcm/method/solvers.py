@@ -29,16 +29,21 @@ def guided(denoiser: Denoiser, condition: Condition | None, scale: float = 1.0) 
     return denoise
 
 
+def slope(denoise: Denoise, x: Tensor, t: Tensor) -> Tensor:
+    """dx/dt = (x − D(x, t))/t."""
+    return (x - denoise(x, t)) / column(t, x)
+
+
 def euler(denoise: Denoise, x_t: Tensor, t: Tensor, r: Tensor) -> Tensor:
     """x_r = x_t + (r − t) dx/dt(x_t, t): first order, one evaluation."""
-    return x_t + column(r - t, x_t) * _slope(denoise, x_t, t)
+    return x_t + column(r - t, x_t) * slope(denoise, x_t, t)
 
 
 def heun(denoise: Denoise, x_t: Tensor, t: Tensor, r: Tensor) -> Tensor:
     """x_r = x_t + (r − t) (slope at t + slope at r)/2: second order, two evaluations; needs r > 0."""
-    slope = _slope(denoise, x_t, t)
-    x_r = x_t + column(r - t, x_t) * slope
-    return x_t + column(r - t, x_t) * (slope + _slope(denoise, x_r, r)) / 2
+    slope_t = slope(denoise, x_t, t)
+    x_r = x_t + column(r - t, x_t) * slope_t
+    return x_t + column(r - t, x_t) * (slope_t + slope(denoise, x_r, r)) / 2
 
 
 SolverName = Literal["euler", "heun"]
@@ -60,7 +65,3 @@ def karras_times(steps: int, t_min: float, t_max: float, rho: float = 7.0) -> li
     ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
     times = (t_max ** (1 / rho) + ramp * (t_min ** (1 / rho) - t_max ** (1 / rho))) ** rho
     return [t_max, *times[1:-1].tolist(), t_min]
-
-
-def _slope(denoise: Denoise, x: Tensor, t: Tensor) -> Tensor:
-    return (x - denoise(x, t)) / column(t, x)

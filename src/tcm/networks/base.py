@@ -33,6 +33,8 @@ class NetworkConfig(BaseModel):
     builds_from_values: ClassVar[bool] = False
     """Whether its network is `Class(config, image_shape, classes)` for anything that has the config's values. Then the
     network's source can travel with its weights, to people without this package."""
+    computes_in_half: ClassVar[bool] = False
+    """Whether its network obeys `Network.arithmetic`. One that does not has tangents in fp32 only."""
     published_types: ClassVar[tuple[str, ...]] = ()
     """The names of the reference's classes that are this network; the first is the usual one."""
     published_defaults: ClassVar[Mapping[str, object]] = {}

@@ -14,12 +14,12 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
+from tcm.networks.forward_mode import attend, concatenated, conv2d, group_norm, scale_
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
     Resample,
     UNetConfig,
-    attend,
     class_count,
     decoder_plan,
     drop,
@@ -153,7 +153,7 @@ class DDPMpp(Network):
         self.encoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in encoder[1:])
         self.decoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in decoder)
         width = decoder[-1].channels_out
-        self.norm_out = group_norm(width)
+        self.norm_out = norm_layer(width)
         self.conv_out = conv(width, image_shape[0], 3, gain=1e-5)
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
@@ -163,14 +163,14 @@ class DDPMpp(Network):
             emb = emb + self.embed_label(one_hot(condition, self.classes, emb))
         emb = F.silu(self.embed_1(F.silu(self.embed_0(emb))))
 
-        x = self.conv_in(x.to(self.conv_in.weight.dtype))
+        x = self.conv_in(x.to(self.arithmetic or self.conv_in.weight.dtype))
         skips = [x]
         for index, block in enumerate(self.encoder):
             x = block(x, emb, masks, index)
             skips.append(x)
         for index, (plan, block) in enumerate(zip(self.decoder_plan, self.decoder, strict=True), len(self.encoder)):
             if plan.takes_skip:
-                x = torch.cat([x, skips.pop()], dim=1)
+                x = concatenated(x, skips.pop())
             x = block(x, emb, masks, index)
         return self.conv_out(F.silu(self.norm_out(x)))
 
@@ -199,10 +199,10 @@ class Block(nn.Module):
         self.resample: Resample = plan.kind if plan.kind in ("up", "down") else "keep"
         self.dropout = dropout
         width_in, width = plan.channels_in, plan.channels_out
-        self.norm_0 = group_norm(width_in)
+        self.norm_0 = norm_layer(width_in)
         self.conv_0 = conv(width_in, width, 3)
         self.affine = linear(embedding, width)
-        self.norm_1 = group_norm(width)
+        self.norm_1 = norm_layer(width)
         self.conv_1 = conv(width, width, 3, gain=1e-5)
         self.skip = conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
         self.attention = Attention(width) if plan.attention else None
@@ -213,7 +213,7 @@ class Block(nn.Module):
         h = F.silu(self.norm_1(h + self.affine(emb)[:, :, None, None].to(h.dtype)))
         h = self.conv_1(drop(h, masks, index, self.dropout))
         x = resample(x, self.resample)
-        x = (h + (x if self.skip is None else self.skip(x))) * sqrt(0.5)
+        x = scale_(h + (x if self.skip is None else self.skip(x)), sqrt(0.5))
         return x if self.attention is None else self.attention(x)
 
 
@@ -222,14 +222,31 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = group_norm(channels)
+        self.norm = norm_layer(channels)
         self.qkv = conv(channels, 3 * channels, 1, gain=sqrt(0.2))
         self.proj = conv(channels, channels, 1, gain=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
         q, k, v = split_heads(self.qkv(self.norm(x)), heads=1)
-        return (x + self.proj(merge_heads(attend(q, k, v), x))) * sqrt(0.5)
+        return scale_(x + self.proj(merge_heads(attend(q, k, v), x)), sqrt(0.5))
+
+
+class Conv(nn.Conv2d):
+    """A convolution in the precision of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """conv(x, w) + b."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return conv2d(x, self.weight.to(x.dtype), bias)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation in the precision of its input; its statistics are in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(x − mean)/std · w + b."""
+        return group_norm(x, self.num_groups, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class Linear(nn.Linear):
@@ -246,14 +263,14 @@ def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
     return torch.cat([phases.sin(), phases.cos()], dim=1)
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
+def norm_layer(channels: int) -> GroupNorm:
     """Normalisation in groups of at least four channels."""
-    return nn.GroupNorm(min(32, channels // 4), channels, eps=1e-6)
+    return GroupNorm(min(32, channels // 4), channels, eps=1e-6)
 
 
-def conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> nn.Conv2d:
+def conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> Conv:
     """A convolution that keeps the size, initialised with this gain."""
-    layer = nn.Conv2d(channels_in, channels_out, kernel, padding=kernel // 2)
+    layer = Conv(channels_in, channels_out, kernel, padding=kernel // 2)
     _initialise(layer, gain)
     return layer
 

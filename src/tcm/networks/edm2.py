@@ -13,12 +13,12 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
+from tcm.networks.forward_mode import attend, concatenated, conv2d, scale_, scaled
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
     Resample,
     UNetConfig,
-    attend,
     class_count,
     decoder_plan,
     drop,
@@ -167,7 +167,7 @@ class EDM2(Network):
             emb = mp_sum(emb, self.embed_label(one_hot(condition, self.classes, emb)), LABEL_BALANCE)
         emb = mp_silu(emb)
 
-        x = x.to(self.conv_in.weight.dtype)
+        x = x.to(self.arithmetic or self.conv_in.weight.dtype)
         x = self.conv_in(torch.cat([x, torch.ones_like(x[:, :1])], dim=1))
         skips = [x]
         for block in self.encoder:
@@ -257,7 +257,7 @@ class MPConv(nn.Module):
 
     def forward(self, x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
         """conv(x, gain w/‖w‖)."""
-        return F.conv2d(x, unit_weight(self.weight, gain).to(x.dtype), padding=self.weight.shape[-1] // 2)
+        return conv2d(x, unit_weight(self.weight, gain).to(x.dtype))
 
 
 class MPLinear(nn.Module):
@@ -308,16 +308,16 @@ def unit_weight(weight: Tensor, gain: Tensor | float) -> Tensor:
 
 def mp_silu(x: Tensor) -> Tensor:
     """silu(x)/0.596, which keeps the magnitude of a normal x (EDM2 Eq. 81)."""
-    return F.silu(x).mul_(1 / 0.596)
+    return scale_(F.silu(x), 1 / 0.596)
 
 
 def mp_sum(a: Tensor, b: Tensor, t: float) -> Tensor:
     """((1 − t) a + t b)/√((1 − t)² + t²) (EDM2 Eq. 88)."""
-    return torch.lerp(a, b, t).mul_(1 / sqrt((1 - t) ** 2 + t**2))
+    return scale_(torch.lerp(a, b, t), 1 / sqrt((1 - t) ** 2 + t**2))
 
 
 def mp_cat(a: Tensor, b: Tensor, t: float) -> Tensor:
     """The channels of a and b, with weights by which each contributes (1 − t) : t (EDM2 Eq. 103)."""
     n_a, n_b = a.shape[1], b.shape[1]
     scale = sqrt((n_a + n_b) / ((1 - t) ** 2 + t**2))
-    return torch.cat([a * (scale * (1 - t) / sqrt(n_a)), b * (scale * t / sqrt(n_b))], dim=1)
+    return concatenated(scaled(a, scale * (1 - t) / sqrt(n_a)), scaled(b, scale * t / sqrt(n_b)))

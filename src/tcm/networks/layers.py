@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Literal, cast
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
-from torch.nn import functional as F
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ClassMix, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
 from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.networks.forward_mode import linear, scale_, scaled
 from tcm.networks.unet_arguments import checked
 
 Resample = Literal["keep", "up", "down"]
@@ -31,6 +31,7 @@ class UNetConfig(NetworkConfig):
     attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
 
     replays_dropout: ClassVar[bool] = True
+    computes_in_half: ClassVar[bool] = True
     published_mark: ClassVar[str | None] = r"enc\.(?P<side>\d+)x(?P=side)_conv\.weight"
 
     def check(self, image_shape: ImageShape) -> None:
@@ -157,14 +158,14 @@ def linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """x wᵀ + b in float32, under autocast too, as EDM and EDM2 embed t: a pair's times differ by one in a thousand."""
     kind = x.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return linear(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 def drop(x: Tensor, masks: Masks | None, index: int | None, rate: float) -> Tensor:
     """Dropout with the mask of this index; the mask alone is kept for the backward pass."""
     if masks is None or index is None:
         return x
-    return (x * masks[index]).mul_(1 / (1 - rate))
+    return scale_(scaled(x, masks[index]), 1 / (1 - rate))
 
 
 def split_heads(qkv: Tensor, heads: int) -> Tensor:
@@ -176,17 +177,6 @@ def split_heads(qkv: Tensor, heads: int) -> Tensor:
     B, channels, height, width = qkv.shape
     parts = qkv.reshape(B, heads, channels // (3 * heads), 3, height * width)
     return parts.permute(3, 0, 1, 4, 2).contiguous()
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·k/√d) v for q, k, v of shape (B, heads, positions, d).
-
-    Torch chooses the kernel. The fused ones have no forward-mode derivative: torch.func.jvp needs the plain one, inside
-    `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
-    """
-    if q.shape[0] == 0:  # some kernels refuse a batch of no rows
-        return v
-    return F.scaled_dot_product_attention(q, k, v)
 
 
 def merge_heads(out: Tensor, like: Tensor) -> Tensor:

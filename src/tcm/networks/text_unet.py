@@ -12,7 +12,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
-from tcm.networks.ddpmpp import Block, conv, group_norm, linear, positional_embedding
+from tcm.networks.ddpmpp import Block, conv, linear, norm_layer, positional_embedding
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
@@ -111,7 +111,7 @@ class TextUNet(Network):
         self.encoder = nn.ModuleList(block(plan) for plan in encoder[1:])
         self.decoder = nn.ModuleList(block(plan) for plan in self.decoder_plan)
         width = self.decoder_plan[-1].channels_out
-        self.norm_out = group_norm(width)
+        self.norm_out = norm_layer(width)
         self.conv_out = conv(width, patched[0], 3, gain=1e-5)
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
@@ -174,7 +174,7 @@ class CrossAttention(nn.Module):
     def __init__(self, channels: int, text_width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm = group_norm(channels)
+        self.norm = norm_layer(channels)
         self.query = conv(channels, channels, 1)
         self.key_value = nn.Linear(text_width, 2 * channels)
         self.proj = conv(channels, channels, 1, gain=1e-5)

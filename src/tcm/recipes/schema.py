@@ -118,7 +118,7 @@ class Recipe(Setting):
             _check_watching(self, name, stage)
         for name, stage in self.stages.items():  # last: a stage's own errors come before those of its sampler
             if stage.start(self) is not None:
-                stage.sampler(self.second_time).check_range(name, *stage.domain(self))
+                stage.sampler(self.second_time).check_range(name, *stage.covered(self))
         return self
 
 

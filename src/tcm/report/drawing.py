@@ -128,7 +128,7 @@ def _stage_drawings(stage: StageRecord, model: Model, guidance: Sequence[float])
     return StageDrawings(
         stage,
         hash=weights_hash(model.denoiser.state_dict()),
-        parameters=sum(parameter.numel() for parameter in model.denoiser.parameters()),
+        parameters=model.parameters,
         drawn=tuple(_draw(way, steps) for way in ways for steps in way.sampler.usual_steps) if stage.generates else (),
         captions=() if kind is None or not stage.generates else tuple(kind.captions(kind.spread(COLUMNS))),
     )

@@ -32,7 +32,7 @@ def _decisive(recipe: Recipe, name: str) -> dict[str, Any]:
     free = {key for key, rule in resume_rules(recipe).items() if rule == "free"}
     tree = recipe.model_dump(mode="json")
     shared = {key: value for key, value in tree.items() if key not in NOT_DECISIVE}
-    stage = {key: value for key, value in tree["stages"][name].items() if key != "baseline"}
+    stage = {key: value for key, value in tree["stages"][name].items() if key not in ("baseline", "companion")}
     sources = {key: source_stage(recipe, name, role) for key, role in roles_of(recipe, name).items()}
     return {
         "name": name,  # its randomness depends on it

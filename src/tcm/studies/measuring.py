@@ -1,6 +1,6 @@
 """A variant's scores: of its final model and, where the study asks for curves, of each kept checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 from tcm.method.sampling import Sampler
 from tcm.recipes.folders import SCORES_FILE, stage_folders
-from tcm.recipes.lineage import condition_of
+from tcm.recipes.lineage import condition_of, roles_of, source_stage
 from tcm.recipes.schema import Recipe
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.schema import Study, Variant, metric_parts
@@ -120,7 +120,7 @@ def measure_variant(
     for number, subject in enumerate(subjects, 1):
         folder = folders[subject.stage]
         with FileLock(folder / LOCK_FILE):
-            model = load_subject(variant.recipe, folder, subject).to(device)
+            model = load_subject(variant.recipe, folders, subject).to(device)
             bench = benches[_detector(study, subject)]
             for wanted in _wanted(study, model.sampler, model.card.t_max):
                 if stop:
@@ -134,15 +134,28 @@ def measure_variant(
     return True
 
 
-def load_subject(recipe: Recipe, folder: Path, subject: Subject) -> Model:
-    """A subject's model, sampled as its variant's recipe says: the stage may be shared with other recipes."""
+def load_subject(recipe: Recipe, folders: Mapping[str, Path], subject: Subject) -> Model:
+    """A subject's model, with the sampler and the companion of its variant's recipe: others may share the stage."""
+    folder = folders[subject.stage]
     if subject.step is None:
-        model = Model.load(folder / "model")
+        model = Model.load(folder / "model").alone
     else:
         card = read_card(folder / "model" / CONFIG_FILE)
         model = averaged_model(kept_checkpoints(folder / "state")[subject.step], card)
     sampler = recipe.stages[subject.stage].sampler(recipe.second_time)
-    return Model(model.denoiser, model.card.model_copy(update={"sampler": sampler}))
+    model = Model(model.denoiser, model.card.model_copy(update={"sampler": sampler}))
+    companion = companion_folder(recipe, folders, subject.stage)
+    return model if companion is None else model.joined(Model.load(companion).alone)
+
+
+def companion_folder(recipe: Recipe, folders: Mapping[str, Path], name: str) -> Path | None:
+    """The model that a stage of a variant has as its companion."""
+    key = recipe.stages[name].companion_role
+    if key is None:
+        return None
+    role = roles_of(recipe, name)[key]
+    source = source_stage(recipe, name, role)
+    return Path(role.source) if source is None else folders[source] / "model"
 
 
 def sampling_steps(study: Study, sampler: Sampler) -> tuple[int, ...]:

@@ -162,9 +162,10 @@ def _samples(results: StudyResults) -> str:
 
 
 def _row(results: StudyResults, trial: Trial) -> tuple[Content, torch.Tensor]:
-    assert trial.stage is not None, "its caller asked"
+    assert trial.record is not None, "its caller asked"
     subject = Subject(trial.variant.stage, None, COLUMNS)
-    model = load_subject(trial.variant.recipe, trial.stage.folder, subject).to(best_device())
+    folders = {stage.name: stage.folder for stage in trial.record.stages}
+    model = load_subject(trial.variant.recipe, folders, subject).to(best_device())
     steps = sampling_steps(results.study, model.sampler)[0]
     images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
     label = f"{html(trial.variant.name)}<small>{model.sampler.name(steps)}, seed {trial.variant.seed}</small>"

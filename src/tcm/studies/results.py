@@ -1,6 +1,6 @@
 """What a study's folder holds: each variant and seed, how far it has come, and its values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from tcm.recipes.folders import RECIPE_FILE
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.studies.analysis import Verdict, judge, spikes
 from tcm.studies.folders import MEASURED_FILE, noted_failure, noted_study, run_folder
-from tcm.studies.measuring import Subject, sampling_steps
+from tcm.studies.measuring import Subject, companion_folder, sampling_steps
 from tcm.studies.resolve import variants_of
 from tcm.studies.schema import GRADIENTS, Quantity, Study, Variant
 from tcm.weights import Model
@@ -129,7 +129,7 @@ def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
     scores: dict[Quantity, Score] = {}
     courses: dict[str, dict[int, dict[Quantity, Score]]] = {}
     for stage in record.stages:
-        for score, quantity in _quantities(study, stage, record.scores):
+        for score, quantity in _quantities(study, record, stage):
             if score.step is None:
                 scores[quantity] = score
             else:
@@ -147,18 +147,21 @@ def _failure(run: Path) -> tuple[Status, str] | None:
     return "failed", f"{failure.stage}: {error}"
 
 
-def _steps_by_sampling(study: Study, stage: StageRecord) -> dict[str, int]:
+def _steps_by_sampling(study: Study, record: RunRecord, stage: StageRecord) -> dict[str, int]:
     """How the scores of a stage's model describe its sampling, and how many steps that is."""
-    card = read_card(stage.model / CONFIG_FILE).model_copy(update={"sampler": stage.sampler})
+    folders = {other.name: other.folder for other in record.stages}
+    companion = companion_folder(record.recipe, folders, stage.name) if stage.name in record.recipe.stages else None
+    beside = None if companion is None else read_card(companion / CONFIG_FILE).alone
+    card = read_card(stage.model / CONFIG_FILE).model_copy(update={"sampler": stage.sampler, "companion": beside})
     with torch.device("meta"):
         model = Model.fresh(card)
     return {Sampling(steps=steps).describe(model): steps for steps in sampling_steps(study, stage.sampler)}
 
 
-def _quantities(study: Study, stage: StageRecord, scores: Sequence[Score]) -> Iterator[tuple[Score, Quantity]]:
+def _quantities(study: Study, record: RunRecord, stage: StageRecord) -> Iterator[tuple[Score, Quantity]]:
     """The scores of a stage that are the study's, and what each is of."""
-    steps_by_sampling = _steps_by_sampling(study, stage) if stage.model.is_dir() else {}
-    for score in scores:
+    steps_by_sampling = _steps_by_sampling(study, record, stage) if stage.model.is_dir() else {}
+    for score in record.scores:
         if score.set_conditions or score.subject != Subject(stage.name, score.step, score.count).name:
             continue
         if score.t is not None:

@@ -178,8 +178,8 @@ class Study(Spec):
 class Variant:
     """A variant with one seed, ready to be trained; `stage` is the one whose model is measured.
 
-    A stage that several variants share is trained once, so its model's card has the `second_time` of only one of
-    them: a measurement with two steps takes `recipe.second_time`.
+    A stage that several variants share is trained once, so its model has the `second_time` and the companion of
+    only one of them: a measurement takes those of `recipe`.
     """
 
     name: str

@@ -134,7 +134,7 @@ def averaged_model(checkpoint: Path, card: ModelCard) -> Model:
     if (damage := _damage(checkpoint)) is not None:
         raise TcmError(f"{checkpoint} is damaged ({damage}); remove it, and it is left out")
     with torch.device("meta"):
-        model = Model.fresh(card)
+        model = Model.fresh(card.alone)
     weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in model.denoiser.state_dict().items()}
     saved = {f"average.0.{name}": tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in weights.items()}
     _read_tensors(saved, checkpoint)

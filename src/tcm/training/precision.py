@@ -1,13 +1,15 @@
 """A stage's arithmetic: what each `precision` of a recipe computes in, and how weights are stored in half of it."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from tcm.foundation.devices import fp32_products
-from tcm.recipes.stages.base import Precision
+from tcm.method.objectives import Models
+from tcm.recipes.stages.base import Precision, Stage
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -16,6 +18,23 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """For forward passes: the network computes in 16 bits if the precision says so."""
     dtype = DTYPES[precision]
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+@contextmanager
+def arithmetic(stage: Stage, models: Models, precision: Precision, device: torch.device) -> Iterator[None]:
+    """For forward passes of a stage: 16 bits if the precision says so, layer by layer or in whole networks."""
+    if stage.half == "autocast" or DTYPES[precision] == torch.float32:
+        with autocast(precision, device):
+            yield
+        return
+    networks = [model.network for model in models.values()]
+    for network in networks:
+        network.arithmetic = DTYPES[precision]
+    try:
+        yield
+    finally:
+        for network in networks:
+            network.arithmetic = None
 
 
 def products(precision: Precision) -> AbstractContextManager[None]:

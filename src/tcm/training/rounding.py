@@ -19,7 +19,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.distances import Distance
 from tcm.recipes.stages.base import Precision
 from tcm.training.metrics import TIME_BINS
-from tcm.training.precision import autocast, products
+from tcm.training.precision import arithmetic, products
 from tcm.training.trainer import Trainer
 
 SAMPLES, BATCHES = 256, 3
@@ -27,6 +27,9 @@ SAMPLES, BATCHES = 256, 3
 
 FEWEST = 8
 """A bin with fewer pairs than this tells nothing."""
+
+EQUAL = 16 * torch.finfo(torch.float32).eps
+"""Outputs that differ by less than this, relative to their size, are equal: networks round as the batch is split."""
 
 GOOD, LEAST = 0.9, 0.5
 """Cosines below GOOD are worth a warning; a stage with one below LEAST learns mostly from rounding."""
@@ -125,7 +128,7 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
     parts = min(2 * trainer.stage.accumulation, len(loaded.images))
     with products(precision):
         for micro, _ in trainer.micro_batches(loaded, parts):
-            with autocast(precision, device):
+            with arithmetic(trainer.stage, trainer.models, precision, device):
                 losses = objective.loss(trainer.models, micro, step, trainer.streams(step, micro))
             torch.autograd.backward(losses.total * trainer.learner.scaler.get_scale() * trainer.processes.count)
             times.append(losses.t)
@@ -138,13 +141,16 @@ def _observe(trainer: Trainer, precision: Precision, loaded: LoadedBatch) -> _Ob
 
 @dataclass(frozen=True)
 class _Watched(Distance):
-    """A distance that also keeps the differences it is given, in `seen`."""
+    """A distance that also keeps the differences it is given, in `seen`; 0 for what fp32 itself rounds to."""
 
     distance: Distance
     seen: list[Tensor]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        self.seen.append((x - y).detach())
+        with torch.no_grad():
+            difference = (x - y).flatten(1)
+            equal = difference.norm(dim=1) <= EQUAL * x.flatten(1).norm(dim=1)
+            self.seen.append(difference.masked_fill(equal[:, None], 0.0))
         return self.distance(x, y)
 
 
@@ -161,11 +167,13 @@ def _gradient_cosine(trainer: Trainer, exact: _Observed, rounded: _Observed) -> 
 
 
 def _pairs_by_time(trainer: Trainer, exact: _Observed, rounded: _Observed) -> Tensor:
-    """The sums of the pairs' cosines by t, then their numbers."""
-    cosines = [
-        cosine_similarity(a.flatten(1), b.flatten(1), eps=0.0).nan_to_num(0.0)
-        for a, b in zip(exact.differences, rounded.differences, strict=True)
-    ]
-    where = torch.bucketize(torch.cat(exact.times).cpu(), trainer.bin_edges[1:-1])
-    sums = torch.zeros(TIME_BINS).index_add_(0, where, torch.cat(cosines).float().cpu())
+    """The sums of the pairs' cosines by t, then their numbers.
+
+    A pair without a difference has nothing to lose: with tangents, the student still is the frozen model at t'.
+    """
+    differences = torch.cat(exact.differences)
+    cosines = cosine_similarity(differences, torch.cat(rounded.differences), eps=0.0).nan_to_num(0.0)
+    differ = differences.any(1).cpu()
+    where = torch.bucketize(torch.cat(exact.times).cpu(), trainer.bin_edges[1:-1])[differ]
+    sums = torch.zeros(TIME_BINS).index_add_(0, where, cosines.float().cpu()[differ])
     return torch.cat([sums, torch.bincount(where, minlength=TIME_BINS).float()])

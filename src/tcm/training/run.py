@@ -49,6 +49,7 @@ from tcm.training.stage_models import (
     Sources,
     card_of,
     check_run,
+    companion_of,
     models_of_run,
     models_of_stage,
     needed_stages,
@@ -200,7 +201,8 @@ class Run:
         for other in stages_before(self.recipe, name):
             earlier |= models_of_stage(self.recipe, other, plan.folders[other])
         with self.processes.agreeing():
-            models = stage_models(recipe, name, card, Sources(earlier, plan.init))
+            models = stage_models(recipe, name, card, sources := Sources(earlier, plan.init))
+            companion = companion_of(recipe, name, sources)
             if self.processes.first:
                 note(self.folder, self.recipe, plan.init)
         stage = recipe.stages[name]
@@ -245,7 +247,7 @@ class Run:
                 steps = settled(self.recipe, self.folder).stages[name].steps
                 for key in trained_roles(self.recipe, name):
                     self._save_model(trainer.learners[key], trained_for(steps, models[key].card), folder / ROLES / key)
-                self._save_model(trainer.learner, trained_for(steps, card), folder / "model")
+                self._save_model(trainer.learner, trained_for(steps, card), folder / "model", companion)
         return finished
 
     def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
@@ -293,14 +295,14 @@ class Run:
             schedule_offset=offset_of(recipe, name),
         )
 
-    def _save_model(self, learner: Learner, card: ModelCard, folder: Path) -> None:
-        """Write a role's first average as its model."""
+    def _save_model(self, learner: Learner, card: ModelCard, folder: Path, companion: Model | None = None) -> None:
+        """Write a role's first average as its model, with its companion if it has one."""
         weights = {name: _whole(tensor) for name, tensor in learner.averages[0].state_dict().items()}
         if self.processes.first:
             with torch.device("meta"):
                 model = Model.fresh(card)
             model.denoiser.load_state_dict(weights, assign=True)
-            model.save(folder)
+            (model if companion is None else model.joined(companion)).save(folder)
 
     def _check_workers(self, workers: int) -> None:
         if self.processes.count > 1 or self.processes.device.type != "cpu":

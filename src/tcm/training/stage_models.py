@@ -39,7 +39,7 @@ class Sources:
         """The model that `reference`, the value of the recipe's `key`, stands for."""
         found = self._find(key, reference)
         assert not isinstance(found, ModelCard), "stages are trained in order"
-        return load(found)
+        return load(found).alone
 
     def card(self, key: str, reference: str) -> ModelCard:
         """The card of that model; its weights are checked to exist, but not read."""
@@ -116,6 +116,15 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
         if role.follows is not None:
             models[key] = deepcopy(models[role.follows[0]])
     return {key: models[key] for key in roles}
+
+
+def companion_of(recipe: Recipe, name: str, sources: Sources) -> Model | None:
+    """The model that is saved with a stage's, from the same source as the role that it plays."""
+    key = recipe.stages[name].companion_role
+    if key is None:
+        return None
+    role = roles_of(recipe, name)[key]
+    return sources.model(f"{name}.{role.key}", role.source)
 
 
 def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:

@@ -19,7 +19,7 @@ from tcm.training.checkpoint import Position
 from tcm.training.guard import Verdict
 from tcm.training.learner import Learner
 from tcm.training.metrics import TIME_BINS
-from tcm.training.precision import autocast
+from tcm.training.precision import arithmetic
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Trainer:
         shares = []
         for micro, last in self.micro_batches(loaded, self.stage.accumulation):
             with learner.synchronising(last):
-                with autocast(self.stage.precision, self.processes.device):
+                with arithmetic(self.stage, self.models, self.stage.precision, self.processes.device):
                     losses: Losses = learner.loss(micro, step, self.streams(step, micro, learner.role))
                 learner.backward(losses.total)
             names = ["loss", *losses.parts]

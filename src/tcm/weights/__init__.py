@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tcm.foundation.errors import TcmError
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
-from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
+from tcm.weights.model import CONFIG_FILE, FILES, Model, ModelCard, Provenance
 
 if TYPE_CHECKING:
     from tcm.weights.pipelines import Pipeline
@@ -120,7 +120,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise TcmError(f"{name} is neither a folder nor a model on the hub ({reason})") from error

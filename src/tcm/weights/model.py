@@ -28,6 +28,7 @@ from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import reader_of
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Classes, Condition, ConditionChoice, ConditionKind
+from tcm.method.joined import Joined
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Denoiser, Preconditioning, Uncertainty
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler, last
 from tcm.networks import AnyNetwork
@@ -35,7 +36,7 @@ from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 from tcm.weights.tensors import check_tensors, load_tensors
 
-FILES = CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+FILES = CONFIG_FILE, WEIGHTS_FILE, COMPANION_FILE = "config.json", "model.safetensors", "companion.safetensors"
 
 SAMPLERS: dict[str, type[Sampler]] = {"consistency": ConsistencySampler, "heun": HeunSampler}
 
@@ -86,7 +87,7 @@ class ModelCard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: Literal["truncated-consistency"] = "truncated-consistency"
-    format: Literal[3] = 3
+    format: Literal[4] = 4
     kind: str = Field(min_length=1, description="the objective that the model was trained with")
     sampler: AnySampler = Field(description="how the model is sampled")
     network: AnyNetwork
@@ -102,6 +103,11 @@ class ModelCard(BaseModel):
     uncertainty: int = Field(default=0, ge=0, description="channels of the learned-uncertainty head; 0 for none")
     extra: dict[str, JsonValue] = Field(default={}, description="what the stage that made the model adds")
     provenance: Provenance = Provenance()
+    companion: "ModelCard | None" = Field(
+        default=None,
+        description="the card of the consistency model that takes over at t_min and below; its weights are in "
+        "companion.safetensors",
+    )
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
@@ -112,7 +118,7 @@ class ModelCard(BaseModel):
     @classmethod
     def _from_earlier_formats(cls, fields: Any) -> Any:
         """Format 1 knew classes as its only condition, and the kind stood for the sampler. Format 2 named the sampler,
-        with its second_time next to it, and repeated a truncated model's t_min as t_prime.
+        with its second_time next to it, and repeated a truncated model's t_min as t_prime. Format 3 knew no companion.
         """
         if not isinstance(fields, dict):
             return fields
@@ -124,14 +130,27 @@ class ModelCard(BaseModel):
             t_2 = {"second_time": fields.pop("second_time", 1.0)} if fields["sampler"] == "consistency" else {}
             fields = {key: fields[key] for key in fields if key not in ("t_prime", "second_time")}
             fields |= {"format": 3, "sampler": {"kind": fields["sampler"]} | t_2}
-        return fields
+        return fields | ({"format": 4} if fields.get("format") == 3 else {})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
         self.network.check_scales(self.sigma_data, self.t_max)
+        if (other := self.companion) is None:
+            return self
+        if other.companion is not None:
+            raise ValueError("companion.companion: a companion has none itself")
+        if (other.image_shape, other.condition) != (self.image_shape, self.condition):
+            raise ValueError("companion makes other images, or has another condition, than the model itself")
+        if not other.t_min < self.t_min <= other.t_max:
+            raise ValueError(f"companion covers {other.t_min} to {other.t_max}, but must cover t_min={self.t_min}")
         return self
+
+    @property
+    def alone(self) -> Self:
+        """The card of the model without its companion."""
+        return self.model_copy(update={"companion": None})
 
 
 @dataclass(frozen=True)
@@ -150,7 +169,9 @@ class Model:
 
     @classmethod
     def fresh(cls, card: ModelCard) -> Self:
-        """A model with newly initialised weights."""
+        """A model with newly initialised weights, those of its companion too."""
+        if card.companion is not None:
+            return cls.fresh(card.alone).joined(cls.fresh(card.companion))
         denoiser = Denoiser(
             card.network.build(card.image_shape, card.condition),
             card.image_shape,
@@ -168,7 +189,12 @@ class Model:
         """The model in a folder; nothing in it is executed."""
         folder = Path(path)
         card = read_card(folder / CONFIG_FILE)
-        with _reading(folder / WEIGHTS_FILE) as weights:
+        model = cls._read(card.alone, folder / WEIGHTS_FILE)
+        return model if card.companion is None else model.joined(cls._read(card.companion, folder / COMPANION_FILE))
+
+    @classmethod
+    def _read(cls, card: ModelCard, file: Path) -> Self:
+        with _reading(file) as weights:
             tensors = load_file(weights)
         with torch.device("meta"):
             model = cls.fresh(card)
@@ -180,16 +206,23 @@ class Model:
         """The card of the model in a folder, whose weights are whole and fit it; they are not read into memory."""
         folder = Path(path)
         card = read_card(folder / CONFIG_FILE)
-        with torch.device("meta"):
-            denoiser = cls.fresh(card).denoiser
-            with _reading(folder / WEIGHTS_FILE) as weights, safe_open(weights, "pt") as file:
-                names = list(file.keys())
-                tensors = {name: torch.empty(file.get_slice(name).get_shape()) for name in names}
-        check_tensors(denoiser, tensors, str(weights))
+        for part, name in ((card.alone, WEIGHTS_FILE), (card.companion, COMPANION_FILE)):
+            if part is not None:
+                cls._check(part, folder / name)
         return card
 
+    @classmethod
+    def _check(cls, card: ModelCard, file: Path) -> None:
+        with torch.device("meta"):
+            denoiser = cls.fresh(card).denoiser
+            with _reading(file) as weights, safe_open(weights, "pt") as opened:
+                names = list(opened.keys())
+                tensors = {name: torch.empty(opened.get_slice(name).get_shape()) for name in names}
+        check_tensors(denoiser, tensors, str(weights))
+
     def save(self, path: str | Path) -> None:
-        """Write config.json and model.safetensors into a folder, which appears whole or not at all.
+        """Write config.json, model.safetensors and, if the model has a companion, companion.safetensors into a folder,
+        which appears whole or not at all.
 
         A model that is there already is replaced; a folder that holds anything else is refused.
         """
@@ -198,9 +231,10 @@ class Model:
             self.write_files(folder)
 
     def write_files(self, folder: Path) -> None:
-        """Write config.json and model.safetensors into a folder that is there."""
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in self.denoiser.state_dict().items()}
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        """Write config.json, model.safetensors and a companion's weights into a folder that is there."""
+        _write(self.alone.denoiser, folder / WEIGHTS_FILE)
+        if isinstance(self.denoiser, Joined):
+            _write(self.denoiser.companion, folder / COMPANION_FILE)
         (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
 
     @classmethod
@@ -224,16 +258,33 @@ class Model:
 
     def __repr__(self) -> str:
         card, came = self.card, self.card.provenance
-        parameters = sum(parameter.numel() for parameter in self.denoiser.parameters())
         shape = "×".join(map(str, card.image_shape))
         origin = came.imported_from or " of ".join(part for part in (came.stage, came.recipe) if part) or "unknown"
         return (
             f"Model: {card.kind}, {shape} images, {card.condition or 'unconditional'}\n"
-            f"  network: {card.network.kind}, {parameters:,} parameters\n"
+            f"  network: {card.network.kind}, {self.parameters:,} parameters\n"
             f"  times: {card.t_min:g} to {card.t_max:g}, sigma_data {card.sigma_data:g}\n"
             f"  sampler: {card.sampler.describe(self.denoiser, None, None)} by default\n"
             f"  from: {origin}"
+            + (f"\n  companion: {low.kind}, times {low.t_min:g} to {card.t_min:g}" if (low := card.companion) else "")
         )
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of its own network, without its companion's."""
+        return sum(parameter.numel() for parameter in self.alone.denoiser.parameters())
+
+    @property
+    def alone(self) -> Self:
+        """The model without its companion, with the same weights."""
+        if not isinstance(self.denoiser, Joined):
+            return self
+        return type(self)(self.denoiser.alone, self.card.alone)
+
+    def joined(self, companion: Self) -> Self:
+        """The model with a companion, a consistency model that takes over at t_min and below."""
+        card = ModelCard.model_validate(dict(self.card.alone) | {"companion": companion.card})
+        return type(self)(Joined(self.alone.denoiser, companion.denoiser), card)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights; returns this model."""
@@ -339,6 +390,11 @@ def _reading(weights: Path) -> Iterator[Path]:
         raise TcmError(f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
     except (SafetensorError, OSError) as error:
         raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
+
+
+def _write(denoiser: Denoiser, file: Path) -> None:
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in denoiser.state_dict().items()}
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _check_replaceable(path: Path) -> None:

@@ -6,6 +6,7 @@ Every objective keeps drawing (t, ε, masks) apart from computing with what was 
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, Trajectory, draw
 from tcm.method.objectives.consistency import Consistency, Distillation, Pairs, f_trunc
 from tcm.method.objectives.diffusion import Diffusion
+from tcm.method.objectives.tangents import Tangents
 from tcm.method.objectives.truncated import TruncatedConsistency
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Models",
     "Objective",
     "Pairs",
+    "Tangents",
     "Trajectory",
     "TruncatedConsistency",
     "draw",

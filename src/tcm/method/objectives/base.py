@@ -74,6 +74,13 @@ class Draw:
     masks: Masks | None
     condition: Condition | None
 
+    def select(self, rows: Tensor) -> "Draw":
+        """That of some samples."""
+        here = to_device(rows, self.eps.device)
+        condition = None if self.condition is None else self.condition.select(here)
+        masks = None if self.masks is None else [mask[here] for mask in self.masks]
+        return Draw(self.t[rows], self.eps[here], masks, condition)
+
 
 @dataclass(frozen=True)
 class Losses:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -13,7 +14,7 @@ from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
 from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw, model_of
-from tcm.method.preconditioning import column
+from tcm.method.preconditioning import Denoiser, column
 from tcm.method.solvers import Step, guided, heun
 from tcm.method.times import LogNormal, TimeDistribution
 
@@ -54,30 +55,44 @@ class Pairs:
         with torch.no_grad():
             x_r = self.earlier(models, batch, draw, x_t, r)
             target = f_trunc(models, x_r, r, draw, t_prime)
-        weight = to_device(self.weighting(t, delta, f.sigma_data).to(batch.x.dtype), batch.x.device)
-        return weight * self.distance(f(x_t, t, draw.condition, draw.masks), target)
+        return self.weight(f, t, delta, x_t) * self.distance(f(x_t, t, draw.condition, draw.masks), target)
+
+    def weight(self, f: Denoiser, t: Tensor, delta: Tensor, like: Tensor) -> Tensor:
+        """ω(t)/Δ_t, for distances between images `like`."""
+        return to_device(self.weighting(t, delta, f.sigma_data).to(like.dtype), like.device)
 
 
 def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
     """f_{θ,θ0⁻}^trunc(x, t) = f_θ(x, t) 1{t ≥ t'} + f_θ0⁻(x, t) 1{t < t'}. TCM Eq. 5.
 
-    Each sample goes through one network only, with its own dropout masks. A network without samples is called for the
-    first, whose output is not used: where its weights are shared among processes, each of them has to take part.
+    Each sample goes through one network only, with its own dropout masks.
     """
     early = t < t_prime
     if bool(early.any()):
         model_of(models, "frozen", f"t_prime={t_prime:g}")
     out = torch.empty_like(x)
-    for role, rows in (("frozen", early.nonzero()[:, 0]), ("student", (~early).nonzero()[:, 0])):
+    for role, chosen in (("frozen", early), ("student", ~early)):
         if role in models:
-            some = rows if len(rows) else torch.zeros(1, dtype=torch.long)
-            here = to_device(some, x.device)
-            condition = None if draw.condition is None else draw.condition.select(here)
-            masks = None if draw.masks is None else [mask[here] for mask in draw.masks]
-            output = models[role](x[here], t[some], condition, masks)
-            if len(rows):
-                out[here] = output
+            fill(out, chosen, partial(evaluated, models[role], x, t, draw))
     return out
+
+
+def evaluated(f: Denoiser, x: Tensor, t: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+    """f(x, t) of some samples, under their condition and with their dropout masks."""
+    drawn = draw.select(rows)
+    return f(x[to_device(rows, x.device)], t[rows], drawn.condition, drawn.masks)
+
+
+def fill(out: Tensor, chosen: Tensor, evaluate: Callable[[Tensor], Tensor]) -> None:
+    """Write `evaluate(rows)` into the rows of `out` that are chosen.
+
+    A network without samples is called for the first, whose output is not used: where its weights are shared among
+    processes, each of them has to take part.
+    """
+    rows = chosen.nonzero()[:, 0]
+    values = evaluate(rows if len(rows) else torch.zeros(1, dtype=torch.long))
+    if len(rows):
+        out[to_device(rows, out.device)] = values
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def _offset(value: object) -> object:
 
 Offset = Annotated[int | Literal["continue"], BeforeValidator(_offset)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+HALF: tuple[Precision, ...] = ("bf16", "fp16")
 
 TIMES: dict[str, type[TimeDistribution]] = {"lognormal": LogNormal, "logstudentt": LogStudentT}
 Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.times"))]
@@ -171,6 +172,15 @@ class Stage(Optimization):
         """How the stage's model is sampled; `second_time` is the recipe's."""
         return ConsistencySampler(second_time=second_time)
 
+    def covered(self, setting: Setting) -> tuple[float, float]:
+        """The times [low, high] on which the stage's model is defined together with its companion, if it has one."""
+        return self.domain(setting)
+
+    @property
+    def companion_role(self) -> str | None:
+        """The role whose model is saved with the stage's, as its companion."""
+        return None
+
     def roles(self, setting: Setting) -> dict[str, Role]:
         """The models that take part besides the student, or "student" itself if it differs from the default."""
         return {}
@@ -178,6 +188,11 @@ class Stage(Optimization):
     def turns(self) -> tuple[Turn, ...]:
         """Whose weights move, in this order, within a step."""
         return (Turn(),)
+
+    @property
+    def half(self) -> Literal["autocast", "network"]:
+        """How a step computes in 16 bits: layer by layer under autocast, or the whole network."""
+        return "autocast"
 
     def rows(self) -> Rows:
         """The network evaluations of a step, per image."""

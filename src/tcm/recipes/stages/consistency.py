@@ -8,10 +8,10 @@ from tcm.foundation.errors import KeyInTable, TcmError
 from tcm.foundation.plugins import reader_of
 from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import WEIGHTINGS, Distance, PseudoHuber, SquaredL2, WeightingName
-from tcm.method.objectives import Consistency, Distillation, Pairs
+from tcm.method.objectives import Consistency, Distillation, Pairs, Tangents
 from tcm.method.sampling import HeunSampler
 from tcm.method.solvers import EVALUATIONS, SOLVERS, SolverName
-from tcm.recipes.stages.base import UNTIL_FLAT, Setting, Stage, Times
+from tcm.recipes.stages.base import HALF, UNTIL_FLAT, Setting, Stage, Times
 from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
@@ -33,6 +33,11 @@ LONGEST = 4
 class PairsStage(Stage):
     """How neighbouring points of a trajectory are made and compared."""
 
+    target: Literal["difference", "tangent"] = Field(
+        default="difference",
+        description="what f(x_t, t) is compared with: f(x_r, r), or f(x_t, t) − Δ_t df/dt, whose derivative is exact "
+        "and survives half precision",
+    )
     curriculum: AnySpacing = Field(default=Pairs.curriculum, description="Δ_t, the distance of a pair's times")
     distance: AnyDistance = Field(default=Pairs.distance, description="distance between the two outputs")
     weighting: WeightingName = Field(default=_WEIGHTING, description="weight of a pair: 1/Δ, 1/c_out² or 1")
@@ -44,7 +49,9 @@ class PairsStage(Stage):
     teacher_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="precision in which the teacher's weights are stored"
     )
-    solver: SolverName = Field(default=_SOLVER, description="how the teacher's trajectory is followed")
+    solver: SolverName = Field(
+        default=_SOLVER, description="how the teacher's trajectory is followed; tangents take one evaluation"
+    )
     guidance: float = Field(default=Distillation.guidance, description="the teacher's guidance scale; 1 for none")
 
     schedule_captions: ClassVar[dict[str, str]] = {
@@ -59,7 +66,8 @@ class PairsStage(Stage):
     def pairs(self, setting: Setting) -> Pairs:
         """All of Eq. 4 but the times."""
         distillation = None if self.teacher is None else Distillation(SOLVERS[self.solver], self.guidance)
-        return Pairs(self.spacing(setting), self.distance, WEIGHTINGS[self.weighting], distillation)
+        kind = Tangents if self.target == "tangent" else Pairs
+        return kind(self.spacing(setting), self.distance, WEIGHTINGS[self.weighting], distillation)
 
     def roles(self, setting: Setting) -> dict[str, Role]:
         if self.teacher is None:
@@ -78,9 +86,20 @@ class PairsStage(Stage):
         return {"teacher": teacher}
 
     def rows(self) -> Rows:
+        if self.target == "tangent":
+            return Rows(plain=self.evaluations_of_teacher, tangent=1)
+        return Rows(plain=1 + self.evaluations_of_teacher)
+
+    @property
+    def evaluations_of_teacher(self) -> int:
+        """Of its network, per image."""
         if self.teacher is None:
-            return Rows(plain=1)
-        return Rows(plain=1 + EVALUATIONS[self.solver] * (1 if self.guidance == 1 else 2))
+            return 0
+        return (1 if self.target == "tangent" else EVALUATIONS[self.solver]) * (1 if self.guidance == 1 else 2)
+
+    @property
+    def half(self) -> Literal["autocast", "network"]:
+        return "network" if self.target == "tangent" else "autocast"
 
     @property
     def teacher_guidance(self) -> float:
@@ -98,11 +117,17 @@ class PairsStage(Stage):
             )
         if self.guidance != 1 and not setting.conditional:
             raise TcmError(f"{name}.guidance={self.guidance} needs conditions; set conditional=true or guidance=1.0")
+        if self.half == "network" and self.precision in HALF and not setting.network.computes_in_half:
+            raise TcmError(
+                f"{name}.precision={self.precision!r} with target='tangent' needs a network that computes in half "
+                f"precision, but network.kind={setting.network.kind!r} does not; use precision='fp32'"
+            )
 
     @property
     def how(self) -> str:
         """Training or distillation."""
-        return "consistency training" if self.teacher is None else "consistency distillation"
+        what = "consistency training" if self.teacher is None else "consistency distillation"
+        return f"{what} by tangents" if self.target == "tangent" else what
 
 
 class ConsistencyStage(PairsStage):

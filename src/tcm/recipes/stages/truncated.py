@@ -63,6 +63,11 @@ class TruncatedStage(PairsStage):
         default="fp32", description="precision in which the frozen model's weights are stored"
     )
 
+    companion: bool = Field(
+        default=False,
+        description="save the frozen model with this stage's, as the companion that samples at t_prime and below",
+    )
+
     collapse_remedy: ClassVar[str] = "raise w_b or rho"
 
     def dividing_time(self, setting: Setting) -> float:
@@ -107,6 +112,14 @@ class TruncatedStage(PairsStage):
         )
         return Decision(values={"t_prime": times[0]}, reason=reason, doubtful=True)
 
+    def covered(self, setting: Setting) -> tuple[float, float]:
+        low, high = self.domain(setting)
+        return setting.t_min if self.companion else low, high
+
+    @property
+    def companion_role(self) -> str | None:
+        return "frozen" if self.companion else None
+
     def forgets_below(self, setting: Setting) -> float:
         low, _ = self.span(setting)
         return low
@@ -149,6 +162,9 @@ class TruncatedStage(PairsStage):
         return super().roles(setting) | {"frozen": frozen}
 
     def rows(self) -> Rows:
+        if self.target == "tangent":  # the frozen model takes the boundary samples, tangent and teacher the others
+            others, teacher = 1 - self.rho, self.evaluations_of_teacher
+            return Rows(plain=self.rho + others * teacher, tangent=others, idle=1 + self.rho * teacher)
         return replace(super().rows(), idle=1)  # f^trunc calls student and frozen model, rows or none
 
     def describe(self) -> str:

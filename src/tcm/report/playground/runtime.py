@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tcm.data.opening import data_folder
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import move
 from tcm.foundation.packages import npm_pack, unpack
