@@ -1,5 +1,6 @@
 """diffusers, unmodified, makes the images that torch makes: with our package, and without it."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from tcm.cli import app
 from tcm.foundation.errors import TcmError
 from tcm.method.preconditioning import Shifted
 from tcm.weights import diffusers_export
-from tcm.weights.diffusers_export import diffusers_pipeline, export_diffusers
+from tcm.weights.diffusers_export import diffusers_pipeline, export_diffusers, network_source
+
+pytestmark = pytest.mark.long
 
 COUNT = 4
 ELSEWHERE = """
@@ -91,6 +94,14 @@ def test_a_folder_without_our_package(tmp_path: Path, edm2: tcm.Model, ddpmpp: t
             expected = sampled(model, steps).numpy()
             assert expected.std() > 0.01
             np.testing.assert_allclose(found[f"{name} {steps}"], expected, atol=1e-5)
+
+
+def test_the_source_needs_torch_and_diffusers_alone(edm2: tcm.Model, ddpmpp: tcm.Model) -> None:
+    for model in (edm2, ddpmpp):
+        found = ast.walk(ast.parse(network_source(model)))
+        modules = [part.module for part in found if isinstance(part, ast.ImportFrom)]
+        roots = {module.partition(".")[0] for module in modules if module}
+        assert roots - sys.stdlib_module_names == {"torch", "diffusers"}
 
 
 def test_the_adapter_of_our_package(tmp_path: Path, edm2: tcm.Model) -> None:

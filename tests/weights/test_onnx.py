@@ -16,6 +16,8 @@ from tcm.weights import onnx_export
 from tcm.weights.onnx_export import export_onnx
 from tcm.weights.onnx_graphs import condition_inputs
 
+pytestmark = pytest.mark.long
+
 
 def test_a_ddpmpp_without_classes(tmp_path: Path) -> None:
     model = small_model(tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=(8,)))
@@ -62,14 +64,15 @@ def test_text_embeddings_are_inputs(text_model: tcm.Model, tmp_path: Path) -> No
     assert largest_level(one.path, text_model, 1, 4, texts) <= 1
 
 
-def test_weights_that_one_file_cannot_hold(
+def test_weights_that_one_file_cannot_hold_are_shared_by_all_graphs(
     text_model: tcm.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_export, "ONE_FILE", 0)
-    f, *_ = export_onnx(text_model, tmp_path / "out")
-    assert (tmp_path / "out" / "f.onnx.data").is_file()
-    assert f.bytes == f.path.stat().st_size + (tmp_path / "out" / "f.onnx.data").stat().st_size
+    f, one, _ = export_onnx(text_model, tmp_path / "out")
+    (shared,) = (tmp_path / "out").glob("*.data")
+    assert f.bytes == f.path.stat().st_size + shared.stat().st_size
     assert largest_difference(f.path, text_model, 2, TEXTS.spread(2)) < 1e-5
+    assert largest_level(one.path, text_model, 1, 2, TEXTS.spread(2)) <= 1
 
 
 def test_a_diffusion_model_has_no_sampler_in_a_graph(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ COMPARED = 3
 """Images that are compared with torch's."""
 
 HEADER = """\
-# Copyright of the truncated-consistency authors. SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the truncated-consistency authors. SPDX-License-Identifier: Apache-2.0
 # This model's network for diffusers, with all that it uses of truncated-consistency {version}. Python 3.11 or later.
 """
 BUILDER = '''

@@ -173,7 +173,10 @@ def _comparison_of_sampler(model: Model, steps: int) -> _Comparison:
 
 
 def _save(graph: "ModelProto", path: Path) -> int:
-    """Write a graph, with weights that one file cannot hold in another beside it; returns the bytes of both."""
+    """Write a graph, with weights that one file cannot hold in another beside it; returns the bytes of both.
+
+    The graph then names that file in place of those weights, and so do graphs that are made of it.
+    """
     import onnx
 
     weights = sum(len(tensor.raw_data) for tensor in graph.graph.initializer)
