@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import tcm
 from tcm.data.pixels import to_uint8
 
 Array = NDArray[np.uint8]
+_visits = count()
 DOCS = Path(__file__).parents[1] / "docs" / "playground.md"
 
 
@@ -45,7 +47,14 @@ def opened(browser: Browser, path: Path, address: str = "", **options: object) -
 
 def go(page: Page, address: str) -> Page:
     """The page with other settings, which its address holds."""
-    page.goto(page.url.partition("#")[0] + address)
+    # A number of its own, which the page ignores: the address changes even if the settings are those that it had.
+    page.evaluate(
+        """address => new Promise(done => {
+            addEventListener("hashchange", () => setTimeout(done), {once: true});
+            location.hash = address;
+        })""",
+        f"{address}&visit={next(_visits)}",
+    )
     settle(page)
     return page
 

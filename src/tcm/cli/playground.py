@@ -1,5 +1,6 @@
 """`tcm playground`: a page that generates with a model, in any browser."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def write_page(model: str, runtime: Path | None, out: Path) -> int:
         raise TcmError(f"a playground needs more packages; {how_to_install('onnx')}")
     library = fetched_runtime() if runtime is None else runtime_in(runtime)
     shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
-    return write_playground(loaded, name_of(model), shown, library, out)
+    return write_playground(loaded, name_of(model), shlex.quote(shown), library, out)
 
 
 def name_of(model: str) -> str:

@@ -87,10 +87,10 @@ def check_playable(card: ModelCard) -> None:
 def browser_graph(model: Model) -> bytes:
     """f(x, t, classes) as ONNX; `classes` has a weight for each class, so that they can be mixed."""
     card, rows = model.card, 2
-    kind = card.condition
-    mix = ClassMix(torch.full((rows, kind.count), 1 / kind.count)) if isinstance(kind, Classes) else None
-    inputs = {"x": torch.zeros(rows, *card.image_shape), "t": torch.full((rows,), card.t_max)} | condition_inputs(mix)
-    return onnx_bytes(ConsistencyFunction(model.denoiser.cpu(), mix), inputs, "images")
+    kind, device = card.condition, next(model.denoiser.parameters()).device
+    mix = ClassMix(torch.full((rows, kind.count), 1 / kind.count, device=device)) if isinstance(kind, Classes) else None
+    x, t = torch.zeros(rows, *card.image_shape, device=device), torch.full((rows,), card.t_max, device=device)
+    return onnx_bytes(ConsistencyFunction(model.denoiser, mix), {"x": x, "t": t} | condition_inputs(mix), "images")
 
 
 def _description(card: ModelCard, name: str, command: str) -> dict[str, object]:

@@ -90,7 +90,7 @@ function keepInAddress(model, store) {
     clearTimeout(timer);
     timer = setTimeout(() => history.replaceState(null, "", writeSettings(store.get())), ADDRESS_MILLISECONDS);
   });
-  addEventListener("hashchange", () => store.set(readSettings(model, location.hash)));
+  addEventListener("hashchange", ({ newURL }) => store.set(readSettings(model, new URL(newURL).hash)));
 }
 
 function linkButton(store) {
