@@ -259,7 +259,12 @@ def test_conditions_of_the_data(models: Path) -> None:
     for target, data, options, message in (
         (models / "consistency", "threes.npz", ["--class", 3], "both set the conditions; give one"),
         (models / "consistency", "bare.npz", [], "the data has no classes or other annotations"),
-        (models / "consistency", "statistics.npz", [], "--data-conditions need images; give a data set"),
+        (
+            models / "consistency",
+            "statistics.npz",
+            [],
+            "--data-conditions and --retrieval need images; give a data set",
+        ),
         ("bare.npz", "threes.npz", [], "are for models"),
     ):
         with pytest.raises(TcmError, match=message):

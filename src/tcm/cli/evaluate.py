@@ -83,16 +83,11 @@ def evaluation(
 ) -> None:
     """Measure a model or images against data, or compare two files of scores."""
     from tcm.cli import scoring
-    from tcm.data.latents import seen_by
-    from tcm.evaluation.clip_score import load_clip
-    from tcm.evaluation.denoising import denoising_distances, model_denoise
-    from tcm.evaluation.evaluate import check_detector, model_subject, needs_reference_features
+    from tcm.cli.model_scores import Asked, scores_of_model
+    from tcm.evaluation.evaluate import check_detector
     from tcm.evaluation.features import load_detector
-    from tcm.evaluation.generation import conditions_of, parse_times
-    from tcm.evaluation.references import PAPERS_COUNT
-    from tcm.evaluation.retrieval import retrieval_scores
+    from tcm.evaluation.generation import parse_times
     from tcm.evaluation.scores import append_scores, compare, read_scores
-    from tcm.foundation.counting import counter
     from tcm.foundation.processes import join
     from tcm.weights import load
 
@@ -102,51 +97,30 @@ def evaluation(
         return
     if target is None or data is None:
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
-    if choice is not None and data_conditions:
-        raise TcmError(f"--class {choice} and --data-conditions both set the conditions; give one of them")
-    if prompts is not None and (choice is not None or data_conditions):
-        raise TcmError(f"--prompts {prompts} cannot be combined with --class or --data-conditions; give one of them")
-    if clip is not None and prompts is None:
-        raise TcmError(f"--clip {clip} compares images with prompts; give --prompts too")
-    wanted = scoring.chosen_metrics(metrics)
-    sampling, at = sampling_of(steps, times, choice), () if dfid is None else parse_times(dfid)
+    asked = Asked(
+        *(data, split, scoring.chosen_metrics(metrics), sampling_of(steps, times, choice), seed, count, batch),
+        reference_count=reference_count,
+        dfid=() if dfid is None else parse_times(dfid),
+        data_conditions=data_conditions,
+        prompts=prompts,
+        guidance=guidance,
+        resize=resize,
+        clip=clip,
+        retrieval=retrieval,
+    )
     with join(device) as processes, warnings.catch_warnings():
         warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
         with processes.agreeing():
             target = model_of(target, processes)
         network = load_detector(detector, processes.device)
-        check_detector(network, wanted)
-        keep = needs_reference_features(wanted) or retrieval
+        check_detector(network, asked.metrics)
         if scoring.is_images(target):
-            if data_conditions or retrieval or {steps, times, choice, dfid, prompts, guidance, resize} != {None}:
-                raise TcmError(
-                    f"{target} holds images; --steps, --times, --class, --data-conditions, --dfid, --prompts, "
-                    "--guidance, --resize and --retrieval are for models"
-                )
-            images = scoring.all_images(target, count)
-            reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
-            found = scoring.score_images(images, target, reference, wanted, batch, processes)
+            asked.check_images(target)
+            images, reference = scoring.all_images(target, count), asked.reference(network, processes)
+            found = scoring.score_images(images, target, reference, asked.metrics, batch, processes)
         else:
             model = load(target).to(processes.device)
-            model = model if guidance is None else model.guided(guidance)
-            needed = at or data_conditions or retrieval
-            dataset = scoring.dataset_for(data, split, model.card.condition) if needed else None
-            condition = conditions_of(dataset) if dataset is not None and data_conditions else None
-            reference = scoring.reference_for(data, split, network, keep, batch, processes, reference_count)
-            drawn = None if prompts is None else scoring.Drawn.of(prompts, seed, count)
-            seeds = range(seed, seed + (count or (PAPERS_COUNT if drawn is None else len(drawn.prompts))))
-            shown = scoring.Shown(resize, drawn, None if clip is None else load_clip(clip, processes.device))
-            found = scoring.score_model(
-                model, target, seeds, sampling, reference, wanted, batch, processes, condition, shown
-            )
-            if retrieval and dataset is not None:
-                found += retrieval_scores(model, target, dataset, reference, sampling, seed, count, batch)
-            if dataset is not None and at:
-                f, subject = model_denoise(model), model_subject(model, target, None, seed)
-                seen = seen_by(dataset, model.card.latents)
-                found += denoising_distances(
-                    f, seen, at, reference, subject, count, batch, processes, counter(processes)
-                )
+            found = scores_of_model(model, target, asked, network, processes)
         if processes.first:
             append_scores(scores, found)
             if as_json:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from torch import Tensor
 
 from tcm.data import Dataset, Stream, open_data, open_dataset
-from tcm.evaluation.clip_score import Clip, ClipScore
-from tcm.evaluation.evaluate import METRICS, Metric, evaluate, model_subject
+from tcm.evaluation.evaluate import METRICS, Metric, evaluate
 from tcm.evaluation.features import Detector
-from tcm.evaluation.generation import Conditions, Sampling, generate, resized
 from tcm.evaluation.measurement import Subject
-from tcm.evaluation.prompts import conditions_from, read_prompts
 from tcm.evaluation.references import (
     Reference,
     dataset_batches,
@@ -29,12 +24,11 @@ from tcm.evaluation.references import (
     stream_reference,
 )
 from tcm.evaluation.scores import Comparison, Score
-from tcm.evaluation.sharing import share, shared_hash
+from tcm.evaluation.sharing import shared_hash
 from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import ConditionKind
-from tcm.weights import Model
 
 
 def is_images(target: str) -> bool:
@@ -98,70 +92,6 @@ def score_images(
     images = counter(processes)(dataset_batches(dataset, batch, processes), own, "measuring")
     subject = Subject(name, shared_hash(processes, dataset))
     return evaluate(images, reference, subject, metrics, processes)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The prompts of a file, one for each image, and what a score records of them."""
-
-    prompts: list[str]
-    first_seed: int
-    record: str
-
-    @staticmethod
-    def of(path: Path, seed: int, count: int | None) -> Drawn:
-        """The first `count` prompts of a file."""
-        prompts = read_prompts(path)[:count]
-        digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
-        return Drawn(prompts, seed, f", {len(prompts):,} prompts of {path.name} ({digest[:8]})")
-
-    def texts(self, seeds: Sequence[int]) -> list[str]:
-        """The prompts of these seeds."""
-        return [self.prompts[(own - self.first_seed) % len(self.prompts)] for own in seeds]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """How a model's images are brought before the detector: their size, their prompts, and what else looks at them."""
-
-    resize: int | None = None
-    drawn: Drawn | None = None
-    clip: Clip | None = None
-
-    @property
-    def record(self) -> str:
-        """What a score records of it."""
-        size = "" if self.resize is None else f", resized to {self.resize}×{self.resize} (Lanczos)"
-        return ("" if self.drawn is None else self.drawn.record) + size
-
-
-def score_model(
-    model: Model,
-    name: str,
-    seeds: Sequence[int],
-    sampling: Sampling,
-    reference: Reference,
-    metrics: Sequence[Metric],
-    batch: int,
-    processes: Processes,
-    condition: Conditions | None = None,
-    shown: Shown = Shown(),
-) -> list[Score]:
-    """Measure a model's samples, with a progress bar; `condition` gives those of the data."""
-    own, drawn = share(processes, seeds), shown.drawn
-    if drawn is not None:
-        condition = conditions_from(model, drawn.prompts, drawn.first_seed)
-    images: Iterable[Tensor] = generate(model, own, sampling, batch, condition)
-    images = counter(processes)(images, len(own), "sampling")
-    if shown.resize is not None:
-        images = resized(images, shown.resize)
-    clip = None if shown.clip is None or drawn is None else ClipScore(shown.clip)
-    if clip is not None and drawn is not None:
-        images = clip.watching(images, drawn.texts(own))
-    subject = model_subject(model, name, sampling, seeds[0], given=condition is not None)
-    subject = replace(subject, sampling=f"{subject.sampling}{shown.record}")
-    found = evaluate(images, reference, subject, metrics, processes)
-    return found if clip is None else [*found, clip.score(found[0], processes, len(seeds))]
 
 
 def print_json(scores: Sequence[Score] | Sequence[Comparison]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import sqrt
 
 import torch
+from torch import Tensor
 
 from tcm.data import Dataset
+from tcm.data.dataset import Indices
 from tcm.evaluation.evaluate import model_subject
 from tcm.evaluation.generation import Sampling
 from tcm.evaluation.measurement import Measurement
@@ -42,7 +44,7 @@ def retrieval_scores(
     chosen = chosen_images(dataset.count, count)
     wanted = [Prompted(captions[index], seed + number, "") for number, index in enumerate(chosen.tolist())]
     found = torch.cat([reference.detector.features(images) for images in draw(model, wanted, sampling, None, batch)])
-    nearest = torch.cat([torch.cdist(some, gallery).argmin(1) for some in torch.split(found, ROWS)]).numpy()
+    nearest = nearest_images(found, gallery)
     subject = model_subject(model, name, sampling, seed, given=True)
     measurement = Measurement(subject, reference, len(chosen))
     hits = [captions[own] == captions[other] for own, other in zip(chosen.tolist(), nearest.tolist(), strict=True)]
@@ -51,6 +53,11 @@ def retrieval_scores(
         same = int((labels.values[nearest] == labels.values[chosen]).sum())
         scores.append(_share(measurement, "class-retrieval", "class of the nearest image", same))
     return scores
+
+
+def nearest_images(features: Tensor, gallery: Tensor) -> Indices:
+    """The index of the nearest row of the gallery, for each row of features."""
+    return torch.cat([torch.cdist(some, gallery).argmin(1) for some in torch.split(features, ROWS)]).numpy()
 
 
 def _share(measurement: Measurement, kind: Kind, metric: str, hits: int) -> Score:

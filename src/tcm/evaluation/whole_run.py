@@ -49,7 +49,7 @@ def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop:
     recipe = resolve(str(run / RECIPE_FILE))
     folder = stage_folders(recipe, run)[name]
     model = Model.load(folder / "model")
-    dataset = open_dataset(recipe.data.path, channels=recipe.data.channels)
+    dataset = open_dataset(recipe.data.path, channels=recipe.data.channels, expected=model.card.condition)
     reference = reference_of(dataset, recipe.data.path, load_detector(plan.detector), batch=plan.batch)
     for what in _missing(model, _known_scores(run)):
         SentProgress(send, folder.name).say(f"measuring its {what}")

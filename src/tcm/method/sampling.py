@@ -244,7 +244,7 @@ class HeunSampler(Sampler):
 
     def name(self, steps: int) -> str:
         """Heun, whatever the number of steps."""
-        return "Heun"
+        return f"Heun, guidance {self.guidance:g}" if self.uses_null else "Heun"
 
     def _steps(self, steps: int | None) -> int:
         return self.usual_steps[0] if steps is None else steps

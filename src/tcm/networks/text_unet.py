@@ -27,11 +27,11 @@ from tcm.text.condition import Texts
 
 
 class TextUNetConfig(UNetConfig):
-    """DDPM++ with cross-attention to texts; the defaults have 3.9 M parameters for emoji of 32 × 32."""
+    """DDPM++ with cross-attention to texts; the defaults have 3.7 M parameters for images of 32 × 32."""
 
     kind: Literal["text_unet"] = "text_unet"
-    channels: PositiveInt = Field(default=32, multiple_of=2)
-    channel_mult: Levels = (1, 2, 4)
+    channels: PositiveInt = Field(default=16, multiple_of=2)
+    channel_mult: Levels = (1, 2, 4, 8)
     blocks: PositiveInt = 1
     attention: tuple[int, ...] = Field(
         default=(8,), description="resolutions (of the longer side, after patching) with self-attention"
@@ -40,7 +40,7 @@ class TextUNetConfig(UNetConfig):
         default=(8, 4), description="resolutions (of the longer side, after patching) with attention to the text"
     )
     heads: PositiveInt = Field(default=4, description="heads of the attention to the text")
-    patch: PositiveInt = Field(default=2, description="side of the squares of pixels that the network sees as one")
+    patch: PositiveInt = Field(default=1, description="side of the squares of pixels that the network sees as one")
 
     published_mark: ClassVar[str | None] = None
 

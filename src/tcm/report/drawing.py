@@ -1,6 +1,7 @@
 """The pictures of a report, drawn from a run's models: fixed seeds, so that two reports show the same."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -57,6 +58,8 @@ class StageDrawings:
     hash: str = ""
     parameters: int = 0
     drawn: tuple[Drawn, ...] = ()
+    captions: tuple[str, ...] = ()
+    """The condition of each of the report's seeds."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,13 @@ def observe_run(record: RunRecord) -> ObservedRun:
     drawings: list[StageDrawings] = []
     chosen = shown_stage(record)
     showpiece = None
+    guidance = sorted({stage.spec.teacher_guidance for stage in record.stages} - {1.0})
     for stage in record.stages:
         if stage.status != "finished":
             continue
         try:
             model = Model.load(stage.model).to(best_device())
-            drawings.append(_stage_drawings(stage, model))
+            drawings.append(_stage_drawings(stage, model, guidance))
         except TcmError as error:
             drawings.append(StageDrawings(stage, str(error)))
             continue
@@ -115,12 +119,18 @@ def shown_stage(record: RunRecord) -> StageRecord | None:
     return results[-1] if results else None
 
 
-def _stage_drawings(stage: StageRecord, model: Model) -> StageDrawings:
+def _stage_drawings(stage: StageRecord, model: Model, guidance: Sequence[float]) -> StageDrawings:
+    """The pictures of one model; a diffusion model is also drawn with the guidance under which others follow it."""
+    ways = [model]
+    with suppress(TcmError):  # only a diffusion model can be guided
+        ways += [model.guided(scale) for scale in guidance]
+    kind = model.card.condition
     return StageDrawings(
         stage,
         hash=weights_hash(model.denoiser.state_dict()),
         parameters=sum(parameter.numel() for parameter in model.denoiser.parameters()),
-        drawn=tuple(_draw(model, steps) for steps in model.sampler.usual_steps) if stage.generates else (),
+        drawn=tuple(_draw(way, steps) for way in ways for steps in way.sampler.usual_steps) if stage.generates else (),
+        captions=() if kind is None or not stage.generates else tuple(kind.captions(kind.spread(COLUMNS))),
     )
 
 

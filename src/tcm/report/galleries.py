@@ -25,7 +25,9 @@ def same_seeds(runs: Sequence[ObservedRun]) -> str:
             for drawn in drawing.drawn
         ]
         label = f"{COLUMNS} samples of the same seeds from each stage of {run.record.name}, one row per stage"
-        return figure(rows_of_images(rows), label) if rows else ""
+        captions = next((drawing.captions for drawing in run.drawings if drawing.captions), ())
+        below = f"From left to right: {'; '.join(captions)}." if captions else ""
+        return figure(rows_of_images(rows), label, below) if rows else ""
 
     sentence = (
         "Each column begins with the same noise and condition: where it repeats the picture above, the model has kept "

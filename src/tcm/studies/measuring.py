@@ -21,6 +21,7 @@ from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 from tcm.method.sampling import Sampler
 from tcm.recipes.folders import SCORES_FILE, stage_folders
+from tcm.recipes.lineage import condition_of
 from tcm.recipes.schema import Recipe
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.schema import Study, Variant, metric_parts
@@ -157,7 +158,8 @@ def _detector(study: Study, subject: Subject) -> str:
 def _bench(study: Study, variant: Variant, detector: str, device: str) -> _Bench:
     measure, data = study.measure, variant.recipe.data
     path = measure.data or data.path
-    dataset = open_dataset(path, channels=data.channels if path == data.path else None)
+    channels, expected = data.channels if path == data.path else None, condition_of(variant.recipe)
+    dataset = open_dataset(path, channels=channels, expected=expected)
     reference = reference_of(dataset, path, load_detector(detector, device), needs_reference_features(measure.metrics))
     return _Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
 

@@ -60,8 +60,8 @@ class Texts(ConditionKind):
         found = load_encoder(self.encoder)
         if self.encoder_hash not in ("", found.sha256):
             raise TcmError(
-                f"the text encoder {self.encoder} has hash {found.sha256[:12]}…, but the model was trained with "
-                f"{self.encoder_hash[:12]}…; give the folder of that one"
+                f"the text encoder {self.encoder} has hash {found.sha256[:12]}…, but the model or the recipe "
+                f"expects {self.encoder_hash[:12]}…; give the folder of that one"
             )
         if found.width != self.width or found.longest < self.tokens:
             raise TcmError(

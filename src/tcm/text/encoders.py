@@ -57,7 +57,7 @@ class TextEncoder:
 
     def cut(self, text: str, tokens: int) -> str | None:
         """The part of a text that fits into so many tokens; None if all of it does."""
-        whole = self.tokenizer(text, add_special_tokens=True)["input_ids"]
+        whole = self.tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"]
         if len(whole) <= tokens:
             return None
         kept = self.tokenizer(text, add_special_tokens=True, truncation=True, max_length=tokens)["input_ids"]

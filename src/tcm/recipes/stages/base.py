@@ -183,6 +183,11 @@ class Stage(Optimization):
         """The network evaluations of a step, per image."""
         return Rows()
 
+    @property
+    def teacher_guidance(self) -> float:
+        """The guidance scale of the diffusion model that it follows; 1 if there is none."""
+        return 1.0
+
     def null_remedy(self, name: str) -> str | None:
         """What to do so that the stage's model knows the null condition, which guidance needs; None if it does."""
         return "name another model"

@@ -82,6 +82,10 @@ class PairsStage(Stage):
             return Rows(plain=1)
         return Rows(plain=1 + EVALUATIONS[self.solver] * (1 if self.guidance == 1 else 2))
 
+    @property
+    def teacher_guidance(self) -> float:
+        return self.guidance
+
     def earliest_end(self) -> int:
         return self.curriculum.length
 

@@ -1,0 +1,149 @@
+"""What `tcm eval` measures of a model: whose images are drawn, for which conditions, and what looks at them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from tcm.cli.scoring import dataset_for, reference_for
+from tcm.data.latents import seen_by
+from tcm.evaluation.clip_score import ClipScore, load_clip
+from tcm.evaluation.denoising import denoising_distances, model_denoise
+from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
+from tcm.evaluation.features import Detector
+from tcm.evaluation.generation import Conditions, Sampling, conditions_of, generate, resized
+from tcm.evaluation.prompts import conditions_from, read_prompts
+from tcm.evaluation.references import PAPERS_COUNT, Reference
+from tcm.evaluation.retrieval import retrieval_scores
+from tcm.evaluation.scores import Score
+from tcm.evaluation.sharing import share
+from tcm.foundation.counting import counter
+from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
+from tcm.weights import Model
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The prompts of a file, one for each image, and what a score records of them."""
+
+    prompts: list[str]
+    first_seed: int
+    record: str
+
+    @staticmethod
+    def of(path: Path, seed: int, count: int | None) -> Drawn:
+        """The first `count` prompts of a file."""
+        prompts = read_prompts(path)[:count]
+        digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
+        return Drawn(prompts, seed, f", {len(prompts):,} prompts of {path.name} ({digest[:8]})")
+
+    def texts(self, seeds: Sequence[int]) -> list[str]:
+        """The prompts of these seeds."""
+        return [self.prompts[(own - self.first_seed) % len(self.prompts)] for own in seeds]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `tcm eval` for a model."""
+
+    data: str
+    split: str
+    metrics: tuple[Metric, ...]
+    sampling: Sampling
+    seed: int
+    count: int | None
+    batch: int
+    reference_count: int | None
+    dfid: tuple[float, ...] = ()
+    data_conditions: bool = False
+    prompts: Path | None = None
+    guidance: float | None = None
+    resize: int | None = None
+    clip: str | None = None
+    retrieval: bool = False
+
+    def __post_init__(self) -> None:
+        choice = self.sampling.choice
+        if choice is not None and self.data_conditions:
+            raise TcmError(f"--class {choice} and --data-conditions both set the conditions; give one of them")
+        if self.prompts is not None and (choice is not None or self.data_conditions):
+            raise TcmError(
+                f"--prompts {self.prompts} cannot be combined with --class or --data-conditions; give one of them"
+            )
+        if self.clip is not None and self.prompts is None:
+            raise TcmError(f"--clip {self.clip} compares images with prompts; give --prompts too")
+
+    def check_images(self, target: str) -> None:
+        """Refuse what only a model can be asked for."""
+        only = (
+            self.sampling.steps,
+            self.sampling.times,
+            self.sampling.choice,
+            self.prompts,
+            self.guidance,
+            self.resize,
+        )
+        if self.data_conditions or self.retrieval or self.dfid or any(given is not None for given in only):
+            raise TcmError(
+                f"{target} holds images; --steps, --times, --class, --data-conditions, --dfid, --prompts, --guidance, "
+                "--resize and --retrieval are for models"
+            )
+
+    def reference(self, detector: Detector, processes: Processes) -> Reference:
+        """What images are compared with."""
+        keep = needs_reference_features(self.metrics) or self.retrieval
+        return reference_for(self.data, self.split, detector, keep, self.batch, processes, self.reference_count)
+
+
+def scores_of_model(model: Model, name: str, asked: Asked, detector: Detector, processes: Processes) -> list[Score]:
+    """All that was asked for, with progress bars."""
+    model = model if asked.guidance is None else model.guided(asked.guidance)
+    needed = asked.dfid or asked.data_conditions or asked.retrieval
+    dataset = dataset_for(asked.data, asked.split, model.card.condition) if needed else None
+    reference = asked.reference(detector, processes)
+    condition = conditions_of(dataset) if dataset is not None and asked.data_conditions else None
+    found = score_samples(model, name, asked, reference, processes, condition)
+    if dataset is not None and asked.retrieval:
+        found += retrieval_scores(model, name, dataset, reference, asked.sampling, asked.seed, asked.count, asked.batch)
+    if dataset is not None and asked.dfid:
+        f, subject = model_denoise(model), model_subject(model, name, None, asked.seed)
+        seen = seen_by(dataset, model.card.latents)
+        found += denoising_distances(
+            f, seen, asked.dfid, reference, subject, asked.count, asked.batch, processes, counter(processes)
+        )
+    return found
+
+
+def score_samples(
+    model: Model,
+    name: str,
+    asked: Asked,
+    reference: Reference,
+    processes: Processes,
+    condition: Conditions | None = None,
+) -> list[Score]:
+    """Measure a model's samples; `condition` gives those of the data."""
+    drawn = None if asked.prompts is None else Drawn.of(asked.prompts, asked.seed, asked.count)
+    usual = PAPERS_COUNT if drawn is None else len(drawn.prompts)
+    seeds = range(asked.seed, asked.seed + (asked.count or usual))
+    if drawn is not None:
+        condition = conditions_from(model, drawn.prompts, drawn.first_seed)
+    own = share(processes, seeds)
+    images: Iterable[Tensor] = generate(model, own, asked.sampling, asked.batch, condition)
+    images = counter(processes)(images, len(own), "sampling")
+    record = "" if drawn is None else drawn.record
+    if asked.resize is not None:
+        images = resized(images, asked.resize)
+        record += f", resized to {asked.resize}×{asked.resize} (Lanczos)"
+    subject = model_subject(model, name, asked.sampling, asked.seed, given=condition is not None)
+    subject = replace(subject, sampling=f"{subject.sampling}{record}")
+    if asked.clip is None or drawn is None:
+        return evaluate(images, reference, subject, asked.metrics, processes)
+    clip = ClipScore(load_clip(asked.clip, processes.device))
+    found = evaluate(clip.watching(images, drawn.texts(own)), reference, subject, asked.metrics, processes)
+    return [*found, clip.score(found[0], processes, len(seeds))]
