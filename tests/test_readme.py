@@ -19,8 +19,9 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "README.md").read_text(
 COMMANDS = [
     line.split("  #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines() if line.strip()
 ]
-TOO_LONG = ("tcm data fetch", "tcm eval", "tcm train cifar10 ", "torchrun")
-"""Commands that need the network, what it has brought, or hours: with --help, which parses every option and stops."""
+TOO_LONG = ("tcm data fetch", "tcm eval", "tcm train cifar10 ", "torchrun", "tcm export", "tcm push")
+"""Commands that need the network, what it has brought, or hours: with --help, which parses every option and stops.
+So are exports, which the tests of docs/export.md run."""
 
 
 def run(arguments: list[str], folder: Path) -> None:

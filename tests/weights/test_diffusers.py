@@ -1,5 +1,6 @@
 """diffusers, unmodified, makes the images that torch makes: with our package, and without it."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import ConsistencyModelPipeline, DiffusionPipeline
+from jump_network import JumpConfig
 from small_models import DDPMPP, EDM2, small_model
 from text_network import TextConfig, Texts
 from torch import Tensor
@@ -20,7 +22,9 @@ from tcm.cli import app
 from tcm.foundation.errors import TcmError
 from tcm.method.preconditioning import Shifted
 from tcm.weights import diffusers_export
-from tcm.weights.diffusers_export import diffusers_pipeline, export_diffusers
+from tcm.weights.diffusers_export import diffusers_pipeline, export_diffusers, network_source
+
+pytestmark = pytest.mark.long
 
 COUNT = 4
 ELSEWHERE = """
@@ -92,6 +96,14 @@ def test_a_folder_without_our_package(tmp_path: Path, edm2: tcm.Model, ddpmpp: t
             np.testing.assert_allclose(found[f"{name} {steps}"], expected, atol=1e-5)
 
 
+def test_the_source_needs_torch_and_diffusers_alone(edm2: tcm.Model, ddpmpp: tcm.Model) -> None:
+    for model in (edm2, ddpmpp):
+        found = ast.walk(ast.parse(network_source(model)))
+        modules = [part.module for part in found if isinstance(part, ast.ImportFrom)]
+        roots = {module.partition(".")[0] for module in modules if module}
+        assert roots - sys.stdlib_module_names == {"torch", "diffusers"}
+
+
 def test_the_adapter_of_our_package(tmp_path: Path, edm2: tcm.Model) -> None:
     """Without `trust_remote_code`; diffusers saves the pipeline and loads it again."""
     pipeline = diffusers_pipeline(edm2)
@@ -123,7 +135,8 @@ def test_the_command(tmp_path: Path, ddpmpp: tcm.Model) -> None:
             lambda: small_model(DDPMPP, kind="diffusion", sampler=tcm.HeunSampler()),
             "a diffusion model cannot be exported to diffusers.*; export the model of a later stage",
         ),
-        (lambda: small_model(TextConfig(), Texts(3)), "cannot be built without its package"),
+        (lambda: small_model(TextConfig(), Texts(3)), "a model of texts cannot be exported to diffusers"),
+        (lambda: small_model(JumpConfig()), "cannot be built without its package"),
     ],
 )
 def test_what_diffusers_cannot_do(model: object, said: str, tmp_path: Path) -> None:

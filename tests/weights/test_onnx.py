@@ -4,80 +4,19 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnxruntime
 import pytest
-import torch
+from onnx_comparing import largest_difference, largest_level, metadata
 from small_models import EDM2, small_model
 from text_network import TextConfig, Texts
-from torch import Tensor
-from typer.testing import CliRunner
 
 import tcm
-from tcm.cli import app
-from tcm.data.pixels import to_uint8
 from tcm.foundation.errors import TcmError
-from tcm.method.conditions import Condition
 from tcm.weights import onnx_export
 from tcm.weights.onnx_export import export_onnx
 from tcm.weights.onnx_graphs import condition_inputs
 
-
-def run(path: Path, **inputs: Tensor) -> np.ndarray:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert {value.name for value in session.get_inputs()} == set(inputs)
-    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-    return found
-
-
-def metadata(path: Path) -> dict[str, str]:
-    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-
-
-def largest_difference(path: Path, model: tcm.Model, count: int, condition: Condition | None) -> float:
-    """Of f, with each image at its own time."""
-    x, t = torch.randn(count, *model.card.image_shape) * 3, torch.linspace(1.0, 80.0, count)
-    with torch.no_grad():
-        expected = model.denoiser(x, t, condition).numpy()
-    assert expected.std() > 0.1
-    return float(np.abs(run(path, x=x, t=t, **condition_inputs(condition)) - expected).max())
-
-
-def largest_level(path: Path, model: tcm.Model, steps: int, count: int, condition: Condition | None) -> int:
-    """Of a sampler, against `Model.sample` with the same seeds."""
-    streams = tcm.SampleStreams(range(count))
-    noise = {name: streams.normal(model.card.image_shape) for name in ("noise", "noise_2")[:steps]}
-    found = run(path, **noise, **condition_inputs(condition))
-    assert found.dtype == np.uint8
-    expected = to_uint8(model.sample(count, steps=steps, condition=condition)).numpy()
-    assert expected.std() > 1
-    return int(np.abs(found.astype(int) - expected).max())
-
-
-def test_digits_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["export", "digits", "--to", "onnx"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    folder, model = tmp_path / "digits-onnx", tcm.load("digits")
-    lines = result.output.splitlines()
-    assert [line.split(":")[0].rpartition("/")[2] for line in lines] == ["f.onnx", "one-step.onnx", "two-steps.onnx"]
-    assert all("largest difference from torch" in line for line in lines)
-    for count in (1, 6):
-        labels = tcm.Labels(torch.arange(count) - 1)  # −1: no class
-        assert largest_difference(folder / "f.onnx", model, count, labels) < 1e-5
-        for steps, name in ((1, "one-step.onnx"), (2, "two-steps.onnx")):
-            assert largest_level(folder / name, model, steps, count, tcm.Labels(torch.arange(count))) <= 1
-    assert max(path.stat().st_size for path in folder.iterdir()) < 300_000, "stripped"
-    said = metadata(folder / "two-steps.onnx")
-    assert said["method"] == "truncated"
-    assert json.loads(said["times"]) == [80.0, 1.0]
-    assert json.loads(said["sigma_data"]) == 0.75
-    assert json.loads(said["condition"])["count"] == 10
-    assert said["licence"] == "not stated"
-    assert "times" not in metadata(folder / "f.onnx")
-    again = CliRunner().invoke(app, ["export", "digits", "--to", "onnx"])
-    assert "exists; name a new folder" in str(again.exception)
+pytestmark = pytest.mark.long
 
 
 def test_a_ddpmpp_without_classes(tmp_path: Path) -> None:
@@ -108,32 +47,41 @@ def test_an_edm2_with_classes_in_fp16(tmp_path: Path) -> None:
     assert metadata(f.path)["precision"] == "fp16"
 
 
+TEXTS = Texts(100)  # a weight of more than 1 kB
+
+
 @pytest.fixture(scope="module")
 def text_model() -> tcm.Model:
-    return small_model(TextConfig(), Texts(3), channels=6)  # a weight of more than 1 kB
+    return small_model(TextConfig(), TEXTS)
 
 
 def test_text_embeddings_are_inputs(text_model: tcm.Model, tmp_path: Path) -> None:
     f, one, _ = export_onnx(text_model, tmp_path / "out")
-    texts = Texts(3).spread(4)
+    texts = TEXTS.spread(4)
     assert {"tokens", "mask"} == set(condition_inputs(texts))
     assert largest_difference(f.path, text_model, 4, texts) < 1e-5
     assert largest_difference(f.path, text_model, 4, texts.null()) < 1e-5
     assert largest_level(one.path, text_model, 1, 4, texts) <= 1
 
 
-def test_weights_that_one_file_cannot_hold(
+def test_weights_that_one_file_cannot_hold_are_shared_by_all_graphs(
     text_model: tcm.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_export, "ONE_FILE", 0)
-    f, *_ = export_onnx(text_model, tmp_path / "out")
-    assert (tmp_path / "out" / "f.onnx.data").is_file()
-    assert f.bytes == f.path.stat().st_size + (tmp_path / "out" / "f.onnx.data").stat().st_size
-    assert largest_difference(f.path, text_model, 2, Texts(3).spread(2)) < 1e-5
+    f, one, _ = export_onnx(text_model, tmp_path / "out")
+    (shared,) = (tmp_path / "out").glob("*.data")
+    assert f.bytes == f.path.stat().st_size + shared.stat().st_size
+    assert largest_difference(f.path, text_model, 2, TEXTS.spread(2)) < 1e-5
+    assert largest_level(one.path, text_model, 1, 2, TEXTS.spread(2)) <= 1
 
 
 def test_a_diffusion_model_has_no_sampler_in_a_graph(tmp_path: Path) -> None:
-    model = small_model(TextConfig(), Texts(3), kind="diffusion", sampler=tcm.HeunSampler(), t_min=0.002)
+    model = small_model(TextConfig(), TEXTS, kind="diffusion", sampler=tcm.HeunSampler(), t_min=0.002)
+    assert [file.path.name for file in export_onnx(model, tmp_path / "out")] == ["f.onnx"]
+
+
+def test_latents_have_no_sampler_in_a_graph(tmp_path: Path) -> None:
+    model = small_model(TextConfig(), TEXTS, channels=4)
     assert [file.path.name for file in export_onnx(model, tmp_path / "out")] == ["f.onnx"]
 
 
@@ -152,7 +100,7 @@ def test_a_file_that_differs_is_refused(text_model: tcm.Model, tmp_path: Path, m
 
 
 def test_a_network_that_fixes_its_batch_is_refused(tmp_path: Path) -> None:
-    model = small_model(TextConfig(frozen_batch=True), Texts(3))
+    model = small_model(TextConfig(frozen_batch=True), TEXTS)
     with pytest.raises(TcmError, match=r"fixes the number of its images to 2; in its network use x.shape\[0\]"):
         export_onnx(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,7 @@ class DDPMppConfig(UNetConfig):
     attention: tuple[int, ...] = (16,)
     noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
 
+    builds_from_values: ClassVar[bool] = True
     published_types: ClassVar[tuple[str, ...]] = ("SongUNet",)
     published_defaults: ClassVar[Mapping[str, object]] = {
         "model_channels": 128,

@@ -70,6 +70,7 @@ class EDM2Config(UNetConfig):
     )
     dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")
 
+    builds_from_values: ClassVar[bool] = True
     published_types: ClassVar[tuple[str, ...]] = ("UNet", "EDM2UNet")
     published_defaults: ClassVar[Mapping[str, object]] = {
         "model_channels": 192,

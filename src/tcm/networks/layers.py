@@ -31,7 +31,6 @@ class UNetConfig(NetworkConfig):
     attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
 
     replays_dropout: ClassVar[bool] = True
-    builds_from_values: ClassVar[bool] = True
     published_mark: ClassVar[str | None] = r"enc\.(?P<side>\d+)x(?P=side)_conv\.weight"
 
     def check(self, image_shape: ImageShape) -> None:

@@ -16,7 +16,7 @@ from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.foundation.files import new_folder
-from tcm.method.conditions import Labels
+from tcm.method.conditions import Classes, Labels
 from tcm.method.preconditioning import USUAL
 from tcm.networks.layers import class_count
 from tcm.weights.model import Model, ModelCard
@@ -31,7 +31,7 @@ COMPARED = 3
 """Images that are compared with torch's."""
 
 HEADER = """\
-# Copyright of the truncated-consistency authors. SPDX-License-Identifier: Apache-2.0
+# Copyright 2026 the truncated-consistency authors. SPDX-License-Identifier: Apache-2.0
 # This model's network for diffusers, with all that it uses of truncated-consistency {version}. Python 3.11 or later.
 """
 BUILDER = '''
@@ -108,12 +108,12 @@ def export_diffusers(model: Model, out: Path) -> float:
     """
     if out.exists():
         raise TcmError(f"--out={out} exists; name a new folder")
+    pipeline = diffusers_pipeline(model)
     if not model.card.network.builds_from_values:
         raise TcmError(
             f"network.kind={model.card.network.kind!r} cannot be built without its package; use diffusers_pipeline in "
             "Python, where the package is installed"
         )
-    pipeline = diffusers_pipeline(model)
     with new_folder(out) as folder:
         pipeline.save_pretrained(folder)
         module = f"{type(model.denoiser.network).__name__.lower()}_unet"
@@ -130,7 +130,6 @@ def exports_to_diffusers(model: Model) -> bool:
     try:
         _checked(model.card)
         _second_time(model)
-        class_count(model.card.condition)
     except TcmError:
         return False
     return model.card.network.builds_from_values
@@ -182,6 +181,10 @@ def _checked(card: ModelCard) -> tuple[int, int, int]:
         raise TcmError(
             f"preconditioning={card.preconditioning} cannot be exported: diffusers' scheduler has EDM's; train with "
             'preconditioning = { kind = "edm" }'
+        )
+    if not isinstance(card.condition, Classes | None):
+        raise TcmError(
+            f"a model of {card.condition} cannot be exported to diffusers, whose ConsistencyModelPipeline takes classes"
         )
     return channels, height, width
 

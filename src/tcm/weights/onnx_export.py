@@ -21,7 +21,7 @@ from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser
 from tcm.method.sampling import last
 from tcm.weights.model import Model, ModelCard
-from tcm.weights.onnx_graphs import ConsistencyFunction, condition_inputs, onnx_graph
+from tcm.weights.onnx_graphs import ConsistencyFunction, condition_inputs, onnx_graph, with_inputs
 from tcm.weights.onnx_sampler import noise_names, sampler_graph
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ BOUNDS = {"fp32": 1e-4, "fp16": 0.05}
 """The largest difference from torch, relative to the largest value, at which a file is written."""
 ONE_FILE = 2**31 - 2**20
 """Bytes of weights up to which a graph is one file; a protobuf message holds less than 2 GiB."""
+PICTURE_CHANNELS = (1, 3)
+"""Of grey and of RGB pixels; anything else are latents, which a sampler's graph cannot turn into pixels."""
 COMPARED = 5
 """Images that are compared with torch's: another number than a graph is traced with."""
 
@@ -109,6 +111,8 @@ def describe(card: ModelCard) -> dict[str, str]:
 def _graphs(model: Model, half: bool) -> Iterator[tuple[str, "ModelProto", _Comparison]]:
     f = function_graph(model, half)
     yield FUNCTION_FILE, f, _comparison_of_function(model)
+    if model.card.image_shape[0] not in PICTURE_CHANNELS:
+        return
     for steps in model.sampler.usual_steps:
         times = model.sampler.times(model.denoiser, steps)
         if times is None:
@@ -128,10 +132,23 @@ def _halved(denoiser: Denoiser) -> Denoiser:
 
 
 def _conditions(model: Model) -> Condition | None:
-    """Conditions to compare with, the last of them null."""
+    """Conditions to compare with, the last of them null. A kind's dummies may be zeros, which would hide errors."""
     if model.card.condition is None:
         return None
-    return model.card.condition.dummy(COMPARED).keep(torch.arange(COMPARED) < COMPARED - 1)
+    condition = model.card.condition.dummy(COMPARED)
+    varied = with_inputs(condition, [_varied(tensor) for tensor in condition_inputs(condition).values()])
+    return varied.keep(torch.arange(COMPARED) < COMPARED - 1)
+
+
+def _varied(tensor: Tensor) -> Tensor:
+    """Random numbers; a random mask, of which the first column is true; class numbers as they are."""
+    generator = torch.Generator().manual_seed(0)
+    if tensor.is_floating_point():
+        return torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+    if tensor.dtype == torch.bool:
+        drawn = torch.rand(tensor.shape, generator=generator) < 0.5
+        return torch.cat([torch.ones_like(drawn[:, :1]), drawn[:, 1:]], dim=1)
+    return tensor
 
 
 @fp32_products("ieee")
@@ -156,7 +173,10 @@ def _comparison_of_sampler(model: Model, steps: int) -> _Comparison:
 
 
 def _save(graph: "ModelProto", path: Path) -> int:
-    """Write a graph, with weights that one file cannot hold in another beside it; returns the bytes of both."""
+    """Write a graph, with weights that one file cannot hold in another beside it; returns the bytes of both.
+
+    The graph then names that file in place of those weights, and so do graphs that are made of it.
+    """
     import onnx
 
     weights = sum(len(tensor.raw_data) for tensor in graph.graph.initializer)

@@ -77,7 +77,7 @@ class ConsistencyFunction(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, *rows: Tensor) -> Tensor:
         """f(x, t) under the condition that these tensors hold, a row for each image."""
-        return self.denoiser(x, t, _with_rows(self.condition, rows))
+        return self.denoiser(x, t, None if self.condition is None else with_inputs(self.condition, rows))
 
 
 def condition_inputs(condition: Condition | None) -> dict[str, Tensor]:
@@ -92,11 +92,10 @@ def condition_inputs(condition: Condition | None) -> dict[str, Tensor]:
     return {name: getattr(condition, field) for field, name in condition.graph_inputs.items()}
 
 
-def _with_rows(condition: Condition | None, rows: Sequence[Tensor]) -> Condition | None:
-    if condition is None:
-        return None
+def with_inputs(condition: Condition, tensors: Sequence[Tensor]) -> Condition:
+    """The condition with these tensors, in the order of `condition_inputs`, in place of its own."""
     # Every condition is a frozen dataclass, which its base class, an interface, does not say.
-    return replace(condition, **dict(zip(condition.graph_inputs, rows, strict=True)))  # type: ignore[type-var]
+    return replace(condition, **dict(zip(condition.graph_inputs, tensors, strict=True)))  # type: ignore[type-var]
 
 
 class _Positional(nn.Module):
