@@ -104,9 +104,9 @@ def train(case: Case, folder: Path, side: str) -> None:
 
 
 def score(case: Case, folder: Path, side: str, steps: int, count: int) -> float:
-    """`tcm eval` of the last stage: the digits distance of the digits, FID of the others."""
+    """`tcm eval` of the last stage: the digits distance of the digits, that of efficientnet-lite0 of the others."""
     data = resolve(str(folder / f"{side}.toml")).data.path
-    detector = "digits" if data == "digits" else "inception"
+    detector = "digits" if data == "digits" else "efficientnet-lite0"
     file = folder / f"{side}-{steps}.json"
     if not file.exists():
         command = [sys.executable, "-m", "tcm", "eval", str(folder / side), "--data", data, "--detector", detector]
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--budget", default="20m")
     parser.add_argument("--case", action="append", type=Case.parse, required=True, metavar="NAME=DATA[:RECIPE]")
-    parser.add_argument("--count", type=int, default=2000, help="images to measure, and of the reference")
+    parser.add_argument("--count", type=int, default=5000, help="images to measure, and at most of the reference")
     parser.add_argument("--only", choices=("plan", "train", "score"), action="append")
     given = parser.parse_args()
     parts = given.only or ["plan", "train", "score"]

@@ -92,6 +92,7 @@ def test_stages() -> None:
         "fashion-mnist": three,
         "cifar10-small": three,
         "emoji-text": three,
+        "cifar10-16": ["diffusion", "consistency", "continued", "truncated"],
         "cifar10": two,
         "imagenet64-s": two,
         "sd15-coyo": two,
@@ -101,7 +102,7 @@ def test_stages() -> None:
 
 
 def test_small_recipes_distil_from_stage_0() -> None:
-    for name in ("digits", "fashion-mnist", "cifar10-small"):
+    for name in ("digits", "fashion-mnist", "cifar10-small", "cifar10-16"):
         recipe = resolve(name)
         assert recipe.stages["diffusion"].init == "scratch"
         objective = recipe.stages["consistency"].build(recipe)

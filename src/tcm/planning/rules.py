@@ -13,6 +13,7 @@ from tcm.method.conditions import ConditionKind
 from tcm.networks import DDPMppConfig, NetworkConfig, networks
 from tcm.planning.look import Look
 from tcm.recipes.lineage import condition_keys
+from tcm.recipes.stages.truncated import LARGEST
 
 DDPMPP = "ddpmpp"
 SHARES = {"diffusion": 0.45, "consistency": 0.3, "truncated": 0.25}
@@ -113,18 +114,18 @@ def mirroring(look: Look) -> Choice:
 def times(look: Look) -> Choice:
     """T drowns the largest difference between two images; all other times scale with the data's deviation."""
     t_max = min(LARGEST_T, rounded(max(1.0, look.farthest)))
-    t_prime = rounded(min(2 * sigma_data(look), t_max / 5))
+    t_prime = rounded(min(LARGEST * sigma_data(look), t_max / 5))
     shift = round(log(2 * sigma_data(look)), 2)
     return Choice(
         f"T = {t_max:g}, t' = {t_prime:g}",
         f"the two images farthest apart differ by {look.farthest:.3g} (T is at most the paper's 80); "
-        "t' is 2 sigma_data, as in the paper",
+        f"t' is {LARGEST:g} sigma_data: the paper's 2 is as good in one step, and worse in two",
         {
             "t_max": t_max,
             "second_time": t_prime,
             "stages.diffusion.times": {"kind": "lognormal", "mean": round(shift - 1.2, 2), "std": 1.2},
             "stages.consistency.times": {"kind": "lognormal", "mean": round(shift - 1.1, 2), "std": 2.0},
-            "stages.truncated.times": {"kind": "logstudentt", "mean": shift, "std": 0.2, "nu": 0.01},
+            "stages.truncated.times": {"kind": "logstudentt", "mean": round(log(t_prime), 2), "std": 0.2, "nu": 0.01},
             "stages.truncated.t_prime": t_prime,
         },
     )

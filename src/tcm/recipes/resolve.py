@@ -4,8 +4,6 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
-from os.path import normpath
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +16,7 @@ from tcm.recipes.tables import (
     UNSET,
     Tree,
     merge,
-    read_toml,
+    read_extended,
     shipped_in,
     tables_to_toml,
     tags_first,
@@ -45,11 +43,12 @@ def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     >>> resolve("cifar10", ["consistency.steps=1000", "seed=3"]).stages["consistency"].steps
     1000
     """
-    tree = _in_rounds(_load(str(name_or_path), ()), str(name_or_path))
+    source = str(name_or_path)
+    tree = _in_rounds(read_extended(source, PACKAGE, "recipe", _in_order), source)
     given = _override_tree(for_each_stage(overrides, _stages(tree)), tree)
     if shortened := shortened_warmups(_stages(tree), _stages(given)):
         given = merge(given, {"stages": shortened})
-    return recipe_of(_in_order(merge(tree, given), "overrides"), str(name_or_path))
+    return recipe_of(_in_order(merge(tree, given), "overrides"), source)
 
 
 def recipe_of(tree: Tree, source: str) -> Recipe:
@@ -100,23 +99,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", toml_value(value)
-
-
-def _load(name: str, children: tuple[str, ...]) -> Tree:
-    """The table of a recipe with those that it extends merged in; `children` are those that led here."""
-    if name in children:
-        raise TcmError(f"{children[-1]}: extends={name!r} is circular; remove one `extends`")
-    asked = f"{children[-1]}: extends={name!r}" if children else f"recipe {name!r}"
-    tree = read_toml(name, PACKAGE, "recipe", asked)
-    tree.setdefault("name", Path(name).name.removesuffix(".toml"))
-    base = tree.pop("extends", None)
-    if base is None:
-        return _in_order(tree, name)
-    if not isinstance(base, str):
-        raise TcmError(f"{name}: extends={base!r} must be the name of a recipe or a .toml file")
-    if base.endswith(".toml"):
-        base = normpath(Path(name).parent / base)
-    return _in_order(merge(_load(base, (*children, name)), tree), name)
 
 
 def _override_tree(overrides: Sequence[str], tree: Tree) -> Tree:

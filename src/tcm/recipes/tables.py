@@ -3,10 +3,11 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from difflib import get_close_matches
 from importlib.resources import files
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,28 @@ def read_toml(name: str, package: str, what: str, asked: str) -> Tree:
         raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise TcmError(f"{asked} cannot be read ({error.strerror}); check the path") from error
+
+
+def read_extended(
+    name: str, package: str, what: str, written_out: Callable[[Tree, str], Tree], children: tuple[str, ...] = ()
+) -> Tree:
+    """The file of a name with those that it `extends` merged in; `children` are those that led here.
+
+    `written_out` replaces the short forms of the merged tables, given the file's name.
+    """
+    if name in children:
+        raise TcmError(f"{children[-1]}: extends={name!r} is circular; remove one `extends`")
+    asked = f"{children[-1]}: extends={name!r}" if children else f"{what} {name!r}"
+    tree = read_toml(name, package, what, asked)
+    tree.setdefault("name", Path(name).name.removesuffix(".toml"))
+    base = tree.pop("extends", None)
+    if base is None:
+        return written_out(tree, name)
+    if not isinstance(base, str):
+        raise TcmError(f"{name}: extends={base!r} must be the name of a {what} or a .toml file")
+    if base.endswith(".toml"):
+        base = normpath(Path(name).parent / base)
+    return written_out(merge(read_extended(base, package, what, written_out, (*children, name)), tree), name)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:

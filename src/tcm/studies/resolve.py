@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
-from tcm.recipes.tables import Tree, read_toml, shipped_in, tables_to_toml, toml_value, with_nulls
+from tcm.recipes.tables import Tree, read_extended, shipped_in, tables_to_toml, toml_value, with_nulls
 from tcm.studies.schema import Study, Variant, VariantSpec
 
 PACKAGE = "tcm.studies"
@@ -35,11 +35,7 @@ def resolve_study(name_or_path: str | Path) -> Study:
     'digits'
     """
     source = str(name_or_path)
-    tree = _written_out(_with_grid(read_toml(source, PACKAGE, "study", f"study {source!r}"), source))
-    tree.setdefault("name", Path(source).name.removesuffix(".toml"))
-    base = tree.get("base")
-    if isinstance(base, str) and base.endswith(".toml"):
-        tree["base"] = normpath(Path(source).absolute().parent / base)
+    tree = read_extended(source, PACKAGE, "study", _written_out)
     try:
         return Study.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True)
     except ValidationError as error:
@@ -93,9 +89,12 @@ def last_stage(recipe: Recipe) -> str:
     return (results or list(recipe.stages))[-1]
 
 
-def _written_out(tree: Tree) -> Tree:
-    """A variant that is only a list is its overrides."""
-    variants = tree.get("variants")
+def _written_out(tree: Tree, source: str) -> Tree:
+    """The base's whole path, the variants that a grid stands for, and the overrides that a mere list is."""
+    tree = _with_grid(tree, source)
+    base, variants = tree.get("base"), tree.get("variants")
+    if isinstance(base, str) and base.endswith(".toml"):
+        tree = tree | {"base": normpath(Path(source).absolute().parent / base)}
     if not isinstance(variants, dict):
         return tree
     tables = {name: {"overrides": given} if isinstance(given, list) else given for name, given in variants.items()}
