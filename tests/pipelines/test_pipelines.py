@@ -51,8 +51,7 @@ def noise(seed: int = 0) -> Tensor:
     return SampleStreams([seed, seed + 1]).normal(SHAPE)
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "v_pipeline"])
-@pytest.mark.parametrize("guidance", [1.0, 6.0])
+@pytest.mark.parametrize(("kind", "guidance"), [("pipeline", 1.0), ("pipeline", 6.0), ("v_pipeline", 6.0)])
 def test_heun_as_diffusers(request: pytest.FixtureRequest, kind: str, guidance: float) -> None:
     """Our sampler of a diffusion model, 20 steps, against diffusers' on the same grid."""
     folder = request.getfixturevalue(kind)

@@ -1,6 +1,7 @@
 """A tiny pipeline distilled: all stages, killed and resumed, in two processes, on latents made ahead, as a LoRA."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from tcm.training.run import RunOptions
 
 pytestmark = pytest.mark.long
 
+SLOW = pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
 STAGES = {"diffusion": "0-diffusion", "consistency": "1-consistency", "truncated": "2-truncated"}
 TOML = """
 extends = "sd15-coyo"
@@ -130,7 +132,11 @@ def test_killed_and_resumed(
 
 
 @pytest.mark.parametrize(
-    ("options", "stages"), [((), ["diffusion"]), (("--shard",), ["consistency", "truncated"])], ids=["ddp", "sharded"]
+    ("options", "stages"),
+    [
+        pytest.param((), ["diffusion"], id="replicated", marks=SLOW),
+        pytest.param(("--shard",), ["consistency", "truncated"], id="sharded"),
+    ],
 )
 def test_two_processes(
     finished: Path, pipeline: Path, tmp_path: Path, launcher: Launcher, options: tuple[str, ...], stages: list[str]

@@ -52,7 +52,7 @@ WRONG_OVERRIDES = {
         "(name your own class as module:Class)"
     ),
     "digits network.kind=unet": (
-        "digits: network.kind='unet' is unknown; use one of ddpmpp, edm2 (name your own class as module:Class)"
+        "digits: network.kind='unet' is unknown; did you mean 'text_unet'? (name your own class as module:Class)"
     ),
     "digits network.kind=ddpm": (
         "digits: network.kind='ddpm' is unknown; did you mean 'ddpmpp'? (name your own class as module:Class)"

@@ -112,16 +112,9 @@ def scores_of_model(model: Model, name: str, asked: Asked, detector: Detector, p
         found += retrieval_scores(model, name, dataset, reference, asked.sampling, asked.seed, asked.count, asked.batch)
     if dataset is not None and asked.dfid:
         f, subject = model_denoise(model), model_subject(model, name, None, asked.seed)
+        seen = seen_by(dataset, model.card.latents)
         found += denoising_distances(
-            f,
-            seen_by(dataset, model.card.latents),
-            asked.dfid,
-            reference,
-            subject,
-            asked.count,
-            asked.batch,
-            processes,
-            counter(processes),
+            f, seen, asked.dfid, reference, subject, asked.count, asked.batch, processes, counter(processes)
         )
     return found
 

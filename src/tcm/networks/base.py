@@ -28,6 +28,8 @@ class NetworkConfig(BaseModel):
 
     replays_dropout: ClassVar[bool] = False
     """Whether its network drops by the masks that it is given. One that does not cannot be trained with dropout."""
+    comes_with_pipeline: ClassVar[bool] = False
+    """Whether its network is a diffusers pipeline's, so that a recipe takes its shape from the pipeline."""
     free_keys: ClassVar[frozenset[str]] = frozenset({"dropout"})
     """The keys in which a model and the one that it starts from may differ."""
     builds_from_values: ClassVar[bool] = False

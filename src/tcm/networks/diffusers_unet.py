@@ -108,6 +108,7 @@ class DiffusersUNetConfig(NetworkConfig):
     )
     upcast_attention: bool = Field(default=False, description="attention weights in fp32")
 
+    comes_with_pipeline: ClassVar[bool] = True
     free_keys: ClassVar[frozenset[str]] = NetworkConfig.free_keys | {"gradient_checkpointing", "lora"}
 
     @property

@@ -9,7 +9,7 @@ from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
-from tcm.networks import DiffusersUNetConfig, ImageShape
+from tcm.networks import ImageShape
 from tcm.recipes.lineage import condition_keys, condition_of
 from tcm.recipes.resolve import recipe_of, to_toml
 from tcm.recipes.schema import Recipe
@@ -49,7 +49,7 @@ def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -
 
     The keys that the user has `given`, how the UNet is trained, and the recipe's prompts stay as they are.
     """
-    if init is None or not isinstance(recipe.network, DiffusersUNetConfig) or find_pipeline(init) is None:
+    if init is None or not recipe.network.comes_with_pipeline or find_pipeline(init) is None:
         return recipe
     card, own = inspect(init), tomllib.loads(to_toml(recipe))
     keys = {"image_shape", "condition", "latents", "sigma_data", "t_min", "t_max", "network"}
