@@ -1,4 +1,4 @@
-"""The derivative along the trajectory against closed forms, reverse mode, and the differences that it is the limit of."""
+"""The derivative along the trajectory against closed forms, reverse mode, and the differences whose limit it is."""
 
 from dataclasses import dataclass, field
 

@@ -98,7 +98,9 @@ def test_a_folder_with_a_companion(folder: Path, above: Model, below: Model) -> 
 
 
 def test_sampling_says_who_took_the_step(folder: Path, tmp_path: Path) -> None:
-    ended = CliRunner().invoke(app, ["sample", str(folder), "-n", "1", "--steps", "2", "--out", str(tmp_path / "a.png")])
+    ended = CliRunner().invoke(
+        app, ["sample", str(folder), "-n", "1", "--steps", "2", "--out", str(tmp_path / "a.png")]
+    )
     assert ended.exit_code == 0, ended.output
     assert "times 80, 1 (companion)" in ended.output
 
