@@ -9,11 +9,14 @@ import pytest
 import torch
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, fingerprint, losses, tiny, tiny_recipe
+from torch.nn.functional import cosine_similarity
 
 import tcm
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import Labels
 from tcm.method.objectives import Draw
+from tcm.method.preconditioning import column
+from tcm.method.tangents import tangent
 from tcm.networks.forward_mode import attend
 from tcm.weights.edm_names import load_denoiser
 
@@ -47,6 +50,18 @@ def test_golden_network(golden, device: torch.device, name: str) -> None:
     with torch.no_grad():
         denoised = denoiser(tensors["in.x"].to(device), tensors["in.t"], labels).cpu()
     torch.testing.assert_close(denoised, tensors["out.denoised"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arithmetic", [None, torch.bfloat16, torch.float16])
+def test_the_derivative_along_a_trajectory(device: torch.device, arithmetic: torch.dtype | None) -> None:
+    """That of the CPU in fp32; times stay on the CPU."""
+    model = tcm.load("digits")
+    f, x, eps = model.denoiser, *torch.randn(2, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    t, labels = torch.tensor([1.0, 2.0, 9.0, 80.0], dtype=torch.float64), Labels(torch.arange(4))
+    known = tangent(f, x + column(t, x) * eps, t, eps, labels).flatten(1)
+    f.to(device).network.arithmetic = arithmetic
+    found = tangent(f, (x + column(t, x) * eps).to(device), t, eps.to(device), labels.to(device)).flatten(1).cpu()
+    assert float(cosine_similarity(found, known).min()) > (0.9999 if arithmetic is None else 0.995)
 
 
 def test_golden_truncated_loss(golden, device: torch.device) -> None:

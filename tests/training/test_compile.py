@@ -5,8 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from inprocess import train
 from launching import losses, tiny_recipe
+
+import tcm
+from tcm.method.tangents import tangent
 
 WORDS = ('order=["diffusion"]', "network.channel_mult=[1]", "diffusion.log_every=1", "diffusion.sample_every=0")
 
@@ -19,3 +23,14 @@ def test_compiled_losses(tmp_path: Path) -> None:
     eager, compiled = (losses(tmp_path / name / "0-diffusion") for name in ("eager", "compiled"))
     assert compiled == pytest.approx(eager, rel=1e-3)
     assert len(eager) == 3
+
+
+@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="a minute of compiling; TCM_SLOW=1 runs it")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="torch.compile needs a compiler")
+def test_tangents_are_not_lost_in_a_compiled_network() -> None:
+    f = tcm.Denoiser(tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1).build((1, 8, 8), None), (1, 8, 8))
+    x, t = torch.randn(2, 1, 8, 8), torch.ones(2, dtype=torch.float64)
+    known = tangent(f, x, t, x)
+    f.network.compile()
+    f(x, t).sum().backward()
+    torch.testing.assert_close(tangent(f, x, t, x), known)

@@ -103,3 +103,11 @@ def test_which_warnings_still_hold() -> None:
         {"step": 10, "event": "featureless", "reason": "now"},
     ]
     assert warnings_in(lines) == ["sigma", "now"]
+
+
+def test_what_compile_does_not_reach() -> None:
+    words = ["truncated.compile=true"]
+    assert health.uncompiled_tangents("truncated", resolve("digits", words).stages["truncated"]) == []
+    by_tangents = resolve("digits", [*words, "truncated.target=tangent"]).stages["truncated"]
+    (warning,) = health.uncompiled_tangents("truncated", by_tangents)
+    assert warning.startswith("truncated.compile=true compiles the pass with gradient, but not the tangent pass")

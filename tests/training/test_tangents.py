@@ -1,5 +1,6 @@
 """Stages that learn by tangents: two processes against one, shared weights, a resumed run, half precision."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,13 @@ from inprocess import begin, train, unchanged
 from launching import Launcher, losses, tiny, tiny_recipe
 
 import tcm
+from tcm.evaluation.generation import Sampling
 from tcm.foundation.errors import TcmError
 from tcm.method.joined import Joined
+from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import resolve
+from tcm.studies.measuring import Subject, load_subject
+from tcm.studies.resolve import resolve_study
 
 STAGES = ("consistency", "truncated")
 FOLDERS = ("1-consistency", "2-truncated")
@@ -40,6 +45,16 @@ def test_the_companion_is_the_frozen_model(alone: Path) -> None:
     assert model.card.companion is not None
     assert (model.card.t_min, model.denoiser.t_min) == (1.0, 0.002)
     assert model.card.provenance.data == model.card.companion.provenance.data is not None
+
+
+def test_a_study_measures_with_the_companion_of_each_variant(alone: Path) -> None:
+    """Variants with and without share their training, whichever of them trained it."""
+    subject = Subject("truncated", None, 16)
+    for companion in (False, True):
+        recipe = tiny_recipe(3, *WORDS, f"truncated.companion={str(companion).lower()}")
+        model = load_subject(recipe, stage_folders(recipe, alone), subject)
+        assert isinstance(model.denoiser, Joined) == companion
+        assert ("companion" in Sampling(steps=2).describe(model)) == companion
 
 
 @pytest.mark.long
@@ -75,6 +90,27 @@ def test_a_stage_in_half_precision_resumes(tmp_path: Path) -> None:
         ends.append(loop.trainer.tensors())
     assert all(tensor.dtype == torch.float32 for tensor in loop.trainer.student.state_dict().values())
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+def test_the_examples_of_the_page(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands name keys, recipes and studies that exist; the Python example runs."""
+    page = (Path(__file__).parents[2] / "docs" / "tangents.md").read_text("utf-8")
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    (python,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    for line in commands.splitlines():
+        _, command, *words = line.partition("#")[0].split()
+        match command:
+            case "train":
+                resolve(words[0], words[1 : words.index("--run")])
+            case "recipes":
+                resolve(words[1])
+            case "study":
+                resolve_study(words[1])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "half").symlink_to(alone)
+    monkeypatch.chdir(tmp_path)
+    exec(python, {})
+    assert tcm.load("without-companion/").card.companion is None
 
 
 def test_a_network_that_knows_no_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """df/dt, the derivative of f along a trajectory, by forward mode: what TCM Eq. 4 compares in the limit Δ_t → 0."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -38,5 +39,6 @@ def tangent(
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
     """Fused attention has no forward-mode derivative, and a compiled network may lose it without a word."""
-    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+    compiled = "torch._dynamo" in sys.modules  # importing it only to find nothing compiled takes seconds
+    with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
         yield

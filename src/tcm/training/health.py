@@ -30,7 +30,7 @@ def warnings_at_start(recipe: Recipe, name: str, data: Dataset | Stream, sigma_d
 
     Only data in memory is looked at: no run should wait for two thousand images that it may not need yet.
     """
-    found = long_averages(name, recipe.stages[name])
+    found = long_averages(name, recipe.stages[name]) + uncompiled_tangents(name, recipe.stages[name])
     if name == next(iter(recipe.stages)) and isinstance(data, Dataset) and data.in_memory and data.latents is None:
         found += wrong_sigma_data(sigma_data, data) if recipe.latents is None else []
         found += wrong_mirroring(data) if recipe.data.flip else []
@@ -49,6 +49,13 @@ def long_averages(name: str, stage: Stage) -> list[str]:
                 f"{longest:.4g}, a power average, or more steps"
             )
     return found
+
+
+def uncompiled_tangents(name: str, stage: Stage) -> list[str]:
+    """A pass that `compile` does not reach."""
+    if not (stage.compile and stage.rows().tangent):
+        return []
+    return [f"{name}.compile=true compiles the pass with gradient, but not the tangent pass, which would lose tangents"]
 
 
 def wrong_sigma_data(sigma_data: float, dataset: Dataset) -> list[str]:
