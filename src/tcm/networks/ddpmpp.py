@@ -140,21 +140,21 @@ class DDPMpp(Network):
         super().__init__()
         self.classes, self.image_shape = classes, image_shape
         noise, embedding = config.channels * config.noise_mult, config.channels * 4
-        self.embed_label = linear(classes, noise) if classes else None
-        self.embed_0 = linear(noise, embedding)
-        self.embed_1 = linear(embedding, embedding)
+        self.embed_label = linear_layer(classes, noise) if classes else None
+        self.embed_0 = linear_layer(noise, embedding)
+        self.embed_1 = linear_layer(embedding, embedding)
 
         encoder, decoder = self.encoder_plan, self.decoder_plan = block_plans(config, image_shape)
         blocks = [plan for plan in encoder + decoder if plan.kind != "conv"]
         self.dropout = config.dropout
         self.dropout_shapes = tuple(level_shape(image_shape, plan.level, plan.channels_out) for plan in blocks)
 
-        self.conv_in = conv(image_shape[0], config.channels, 3)
+        self.conv_in = conv_layer(image_shape[0], config.channels, 3)
         self.encoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in encoder[1:])
         self.decoder = nn.ModuleList(Block(plan, embedding, config.dropout) for plan in decoder)
         width = decoder[-1].channels_out
         self.norm_out = norm_layer(width)
-        self.conv_out = conv(width, image_shape[0], 3, gain=1e-5)
+        self.conv_out = conv_layer(width, image_shape[0], 3, gain=1e-5)
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise)."""
@@ -200,11 +200,11 @@ class Block(nn.Module):
         self.dropout = dropout
         width_in, width = plan.channels_in, plan.channels_out
         self.norm_0 = norm_layer(width_in)
-        self.conv_0 = conv(width_in, width, 3)
-        self.affine = linear(embedding, width)
+        self.conv_0 = conv_layer(width_in, width, 3)
+        self.affine = linear_layer(embedding, width)
         self.norm_1 = norm_layer(width)
-        self.conv_1 = conv(width, width, 3, gain=1e-5)
-        self.skip = conv(width_in, width, 1) if width_in != width or self.resample != "keep" else None
+        self.conv_1 = conv_layer(width, width, 3, gain=1e-5)
+        self.skip = conv_layer(width_in, width, 1) if width_in != width or self.resample != "keep" else None
         self.attention = Attention(width) if plan.attention else None
 
     def forward(self, x: Tensor, emb: Tensor, masks: Masks | None, index: int) -> Tensor:
@@ -223,8 +223,8 @@ class Attention(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = norm_layer(channels)
-        self.qkv = conv(channels, 3 * channels, 1, gain=sqrt(0.2))
-        self.proj = conv(channels, channels, 1, gain=1e-5)
+        self.qkv = conv_layer(channels, 3 * channels, 1, gain=sqrt(0.2))
+        self.proj = conv_layer(channels, channels, 1, gain=1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Self-attention over all positions."""
@@ -268,14 +268,14 @@ def norm_layer(channels: int) -> GroupNorm:
     return GroupNorm(min(32, channels // 4), channels, eps=1e-6)
 
 
-def conv(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> Conv:
+def conv_layer(channels_in: int, channels_out: int, kernel: int, gain: float = 1.0) -> Conv:
     """A convolution that keeps the size, initialised with this gain."""
     layer = Conv(channels_in, channels_out, kernel, padding=kernel // 2)
     _initialise(layer, gain)
     return layer
 
 
-def linear(features_in: int, features_out: int) -> Linear:
+def linear_layer(features_in: int, features_out: int) -> Linear:
     """A linear map of the embedding."""
     layer = Linear(features_in, features_out)
     _initialise(layer, 1.0)

@@ -12,7 +12,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
-from tcm.networks.ddpmpp import Block, conv, linear, norm_layer, positional_embedding
+from tcm.networks.ddpmpp import Block, conv_layer, linear_layer, norm_layer, positional_embedding
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
@@ -94,9 +94,9 @@ class TextUNet(Network):
         super().__init__()
         patched, embedding = config.patched(image_shape), config.channels * 4
         self.patch, self.dropout = config.patch, config.dropout
-        self.embed_0 = linear(config.channels, embedding)
-        self.embed_1 = linear(embedding, embedding)
-        self.embed_text = linear(text_width, embedding)
+        self.embed_0 = linear_layer(config.channels, embedding)
+        self.embed_1 = linear_layer(embedding, embedding)
+        self.embed_text = linear_layer(text_width, embedding)
         self.norm_text = nn.LayerNorm(text_width)
 
         encoder, self.decoder_plan = config.plans(image_shape)
@@ -107,12 +107,12 @@ class TextUNet(Network):
             reads = plan.kind in ("block", "in") and resolution(patched, plan.level) in config.cross_attention
             return TextBlock(plan, embedding, text_width if reads else 0, config)
 
-        self.conv_in = conv(patched[0], config.channels, 3)
+        self.conv_in = conv_layer(patched[0], config.channels, 3)
         self.encoder = nn.ModuleList(block(plan) for plan in encoder[1:])
         self.decoder = nn.ModuleList(block(plan) for plan in self.decoder_plan)
         width = self.decoder_plan[-1].channels_out
         self.norm_out = norm_layer(width)
-        self.conv_out = conv(width, patched[0], 3, gain=1e-5)
+        self.conv_out = conv_layer(width, patched[0], 3, gain=1e-5)
 
     def forward(self, x: Tensor, c_noise: Tensor, condition: Condition | None, masks: Masks | None) -> Tensor:
         """F_θ(x, c_noise); without a condition the network sees no text at all."""
@@ -175,9 +175,9 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = norm_layer(channels)
-        self.query = conv(channels, channels, 1)
+        self.query = conv_layer(channels, channels, 1)
         self.key_value = nn.Linear(text_width, 2 * channels)
-        self.proj = conv(channels, channels, 1, gain=1e-5)
+        self.proj = conv_layer(channels, channels, 1, gain=1e-5)
 
     def forward(self, x: Tensor, text: Text) -> Tensor:
         """Each position attends to the tokens that count."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
+from tcm.foundation.errors import TcmError
+
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
@@ -27,6 +29,8 @@ class _Collected:
     packages: set[str]
     imports: set[tuple[str, str | None, str]] = field(default_factory=set)
     """Of other packages: the module, the name in it (none for the module itself), and the name here."""
+    begun: set[str] = field(default_factory=set)
+    """The names whose definitions are in it, or on their way."""
     parts: dict[str, None] = field(default_factory=dict)
     """The text of each definition; a dict keeps them in order, each once."""
 
@@ -37,14 +41,14 @@ def standalone_source(*classes: type, without: frozenset[str] = frozenset()) -> 
     Annotations keep their text, and what only they mention stays out, as do the names in `without`.
     """
     collected = _Collected({"tcm", *(root.__module__.partition(".")[0] for root in classes)})
-    seen = set(without)
+    seen = dict.fromkeys(without, "")
     for root in classes:
         _collect(root.__module__, root.__name__, collected, seen)
     head = ["from __future__ import annotations", "\n".join(_import_lines(collected))]
     return "\n\n".join(head) + "\n\n\n" + "\n\n\n".join(collected.parts) + "\n"
 
 
-def _collect(module_name: str, name: str, collected: _Collected, seen: set[str]) -> None:
+def _collect(module_name: str, name: str, collected: _Collected, seen: dict[str, str]) -> None:
     """Add the definition of a name, after what it uses; nothing for a name that the module does not define."""
     module = _read(module_name)
     if name in module.imported:
@@ -54,9 +58,13 @@ def _collect(module_name: str, name: str, collected: _Collected, seen: set[str])
         else:
             collected.imports.add((source, original, name))
         return
-    if name not in module.defined or name in seen:
+    if name not in module.defined:
         return
-    seen.add(name)
+    if (first := seen.setdefault(name, module_name)) != module_name and first:
+        raise TcmError(f"{first} and {module_name} both define {name}, so one file cannot hold both; rename one")
+    if not first or name in collected.begun:
+        return
+    collected.begun.add(name)
     definition = module.defined[name]
     annotations = {id(part) for annotation in _annotations(definition) for part in ast.walk(annotation)}
     for part in ast.walk(definition):
