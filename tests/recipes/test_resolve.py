@@ -1,5 +1,6 @@
 """From names, files and overrides to recipes, and back."""
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,10 +37,13 @@ def test_toml_round_trip(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped())
 def test_toml_states_every_key(name: str) -> None:
-    def keys(spec: Spec) -> int:
-        return sum(1 for key in type(spec).model_fields if key not in ("stages", "data", "network"))
-
     recipe = resolve(name)
+
+    def keys(spec: Spec) -> int:
+        """A value of the method in the recipe itself has a table of its own."""
+        values = [getattr(spec, key) for key in type(spec).model_fields if key not in ("stages", "data", "network")]
+        return sum(len(fields(value)) if spec is recipe and is_dataclass(value) else 1 for value in values)
+
     lines = [line for line in to_toml(recipe).splitlines() if " = " in line]
     tables = [recipe, recipe.data, recipe.network, *recipe.stages.values()]
     assert len(lines) == sum(map(keys, tables))
