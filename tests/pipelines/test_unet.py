@@ -55,7 +55,7 @@ def test_size_of_version_1_5() -> None:
 
 
 def test_the_papers_run() -> None:
-    """App. B's batch, steps and guidance; t' = 2 sigma_data as at 0.5; the page's memory and days, which are predicted."""
+    """App. B's batch, steps and guidance; t' = 2 sigma_data as at 0.5; the memory and days that the page predicts."""
     recipe = resolve("sd15-coyo")
     stages = list(recipe.stages.values())
     assert [(stage.batch, stage.steps, stage.guidance) for stage in stages] == [(512, 80_000, 6.0), (512, 200_000, 6.0)]
