@@ -18,6 +18,7 @@ from tcm.method.conditions import TextEmbeddings
 from tcm.networks import DiffusersUNetConfig
 from tcm.networks.cost import network_cost
 from tcm.networks.diffusers_unet import Lora, NoiseSchedule
+from tcm.recipes.estimates import estimate
 from tcm.recipes.resolve import resolve
 from tcm.text.condition import Texts
 
@@ -51,6 +52,20 @@ def test_size_of_version_1_5() -> None:
     assert costs[0].forward_flops == pytest.approx(2 * 401.6e9, rel=1e-3)
     assert costs[1].saved_per_image < costs[0].saved_per_image / 5
     assert [cost.recomputes for cost in costs] == [False, True]
+
+
+def test_the_papers_run() -> None:
+    """App. B's batch, steps and guidance; t' = 2 sigma_data as at 0.5; the memory and days that the page predicts."""
+    recipe = resolve("sd15-coyo")
+    stages = list(recipe.stages.values())
+    assert [(stage.batch, stage.steps, stage.guidance) for stage in stages] == [(512, 80_000, 6.0), (512, 200_000, 6.0)]
+    assert (stages[1].t_prime, recipe.second_time) == (2.0, pytest.approx(float(NoiseSchedule().sigmas()[563])))
+    days = [estimate(recipe, stage).gpu_hours / 8 / 24 for stage in stages]
+    assert days == pytest.approx([4.1, 10.2], abs=0.05)
+    small = ["*.accumulation=512", "network.gradient_checkpointing=true"]
+    for words, gigabytes in ((small, 20.8), ([*small, "network.lora={ rank = 64 }"], 7.3)):
+        changed = resolve("sd15-coyo", words)
+        assert estimate(changed, changed.stages["truncated"]).memory.total / 1e9 == pytest.approx(gigabytes, abs=0.1)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])

@@ -51,8 +51,9 @@ WRONG_OVERRIDES = {
         "digits: consistency.objective='gan' is unknown; use one of diffusion, consistency, truncated "
         "(name your own class as module:Class)"
     ),
-    "digits network.kind=unet": (
-        "digits: network.kind='unet' is unknown; did you mean 'text_unet'? (name your own class as module:Class)"
+    "digits network.kind=resnet": (
+        "digits: network.kind='resnet' is unknown; use one of ddpmpp, edm2, text_unet, diffusers_unet (name your own "
+        "class as module:Class)"
     ),
     "digits network.kind=ddpm": (
         "digits: network.kind='ddpm' is unknown; did you mean 'ddpmpp'? (name your own class as module:Class)"

@@ -5,10 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from tcm.data.dataset import Dataset, Indices, Pixels
 from tcm.data.loader import BatchSource, LoadedBatch, Resume
@@ -25,16 +22,10 @@ def seen_by(dataset: Dataset, latents: Latents | None) -> Dataset:
 class _ImagesAsLatents(Dataset):
     def __init__(self, dataset: Dataset, latents: Latents):
         super().__init__(dataset.count, latents.of_images(dataset.shape), dataset.annotations, dataset.skipped)
-        self.latents, self._images = latents, dataset
+        self.latents, self._encode, self._images = latents, latents.encode, dataset
 
     def pixels(self, indices: Indices) -> Pixels:
-        images = to_float(torch.from_numpy(self._images.pixels(indices)))
-        return cast(Pixels, self._latents_of(images))
-
-    def _latents_of(self, images: Tensor) -> NDArray[np.float16]:
-        assert self.latents is not None, "set above"
-        found: NDArray[np.float16] = self.latents.encode(images).numpy()
-        return found
+        return cast(Pixels, self._encode(to_float(torch.from_numpy(self._images.pixels(indices)))).numpy())
 
 
 @dataclass(frozen=True)
