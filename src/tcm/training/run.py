@@ -202,7 +202,6 @@ class Run:
             earlier |= models_of_stage(self.recipe, other, plan.folders[other])
         with self.processes.agreeing():
             models = stage_models(recipe, name, card, sources := Sources(earlier, plan.init))
-            companion = companion_of(recipe, name, sources)
             if self.processes.first:
                 note(self.folder, self.recipe, plan.init)
         stage = recipe.stages[name]
@@ -247,6 +246,7 @@ class Run:
                 steps = settled(self.recipe, self.folder).stages[name].steps
                 for key in trained_roles(self.recipe, name):
                     self._save_model(trainer.learners[key], trained_for(steps, models[key].card), folder / ROLES / key)
+                companion = companion_of(recipe, name, sources) if self.processes.first else None
                 self._save_model(trainer.learner, trained_for(steps, card), folder / "model", companion)
         return finished
 
