@@ -89,7 +89,7 @@ def export_onnx(model: Model, out: Path, *, half: bool = False) -> list[OnnxFile
 def function_graph(model: Model, half: bool = False) -> "ModelProto":
     """f(x, t, condition) of a model; with `half` its network computes in fp16."""
     condition = None if model.card.condition is None else model.card.condition.dummy(2)
-    inputs = {"x": torch.randn(2, *model.card.image_shape), "t": torch.full((2,), model.card.t_max)}
+    inputs = {"x": torch.zeros(2, *model.card.image_shape), "t": torch.full((2,), model.card.t_max)}
     denoiser = _halved(model.denoiser) if half else model.denoiser
     return onnx_graph(ConsistencyFunction(denoiser, condition), inputs | condition_inputs(condition), "image")
 
