@@ -123,7 +123,7 @@ def test_killed_and_resumed(
     run, path = tmp_path / "run", tmp_path / "same.toml"
     path.write_text(to_toml(resolve(str(finished / "recipe.toml"))))
     command = launcher.start("train", str(path), "--init", str(pipeline), "--run", str(run))
-    command.until(lambda: any(run.glob("2-truncated/state/step-2/*")))
+    command.until(lambda: any(run.glob("2-truncated/state/step-2/*")), patience=600)
     command.send(signal.SIGKILL)
     assert command.wait() in (-signal.SIGKILL, 0), command.text
     assert not (run / STAGES["truncated"] / "model").exists() or command.wait() == 0
