@@ -1,6 +1,7 @@
 """A truncated model and its companion: one function on all times, one folder, and what cannot be either."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from tcm.cli.main import app
 from tcm.evaluation.second_time import time_grid
 from tcm.foundation.errors import TcmError
 from tcm.method.sampling import consistency_steps
+from tcm.report.playground.page import check_playable
 from tcm.weights import inspect
+from tcm.weights.diffusers_export import export_diffusers
 from tcm.weights.exporting import export_state_dict
+from tcm.weights.onnx_export import export_onnx
 
 TINY = DDPMppConfig(channels=8, channel_mult=(1,), blocks=1)
 SHARED = {"network": TINY, "image_shape": (1, 4, 4), "condition": Classes(3), "t_max": 80.0}
@@ -133,7 +137,25 @@ def test_what_cannot_be_a_companion(folder: Path, changes: dict[str, object], me
     assert message in str(caught.value)
 
 
-def test_the_references_format_has_no_room_for_one(above: Model, below: Model, tmp_path: Path) -> None:
+def test_no_other_format_has_room_for_one(above: Model, below: Model, tmp_path: Path) -> None:
+    joined, out = above.joined(below), tmp_path / "out"
+    for write in (partial(export_onnx, joined, out), partial(export_diffusers, joined, out)):
+        with pytest.raises(TcmError, match=r"the model has a companion, .*; give model\.alone"):
+            write()
+    with pytest.raises(TcmError, match=r"the model has a companion"):
+        check_playable(joined.card)
+    assert not out.exists()
+
+
+def test_the_command_leaves_it_out_and_says_so(above: Model, below: Model, tmp_path: Path) -> None:
+    above.joined(below).save(tmp_path / "model")
+    command = ["export", str(tmp_path / "model"), "--to", "edm-state-dict", "--out", str(tmp_path / "out.safetensors")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "the companion, which samples at t = 1 and below, is left out" in done.stderr
+
+
+def test_the_references_format_takes_the_model_alone(above: Model, below: Model, tmp_path: Path) -> None:
     file = tmp_path / "out.safetensors"
     with pytest.raises(TcmError, match=r"the model has a companion"):
         export_state_dict(above.joined(below), file)

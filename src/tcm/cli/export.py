@@ -40,8 +40,15 @@ def export_weights(
     if half and to != "onnx":
         raise TcmError(f"--half is for --to onnx; --to {to} keeps fp32: leave --half out")
     found = model_of(model)
-    for line in _write(load(found), to, out or _beside(found, ENDINGS[to]), half):
+    for line in _write(one_network(load(found)), to, out or _beside(found, ENDINGS[to]), half):
         typer.echo(line)
+
+
+def one_network(model: Model) -> Model:
+    """The model without its companion, for what holds one network only; a line says so."""
+    if model.card.companion is not None:
+        typer.echo(f"the companion, which samples at t = {model.card.t_min:g} and below, is left out", err=True)
+    return model.alone
 
 
 def _write(model: Model, to: Format, out: Path, half: bool) -> list[str]:

@@ -28,13 +28,14 @@ def playground(
 
 def write_page(model: str, runtime: Path | None, out: Path) -> int:
     """Write the page of a model; returns the page's size."""
+    from tcm.cli.export import one_network
     from tcm.foundation.errors import TcmError
     from tcm.foundation.extras import how_to_install, is_installed
     from tcm.report.playground.page import check_playable, write_playground
     from tcm.report.playground.runtime import fetched_runtime, runtime_in
     from tcm.weights import load
 
-    loaded = load(model)
+    loaded = one_network(load(model))
     check_playable(loaded.card)
     if not is_installed("onnx"):  # before anything is fetched
         raise TcmError(f"a playground needs more packages; {how_to_install('onnx')}")

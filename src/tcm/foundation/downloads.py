@@ -1,10 +1,13 @@
 """Downloads: what and how large is said before they start, on stderr; a cut connection is an error."""
 
+import hashlib
 import os
 import shutil
 import sys
 import urllib.request
 from pathlib import Path
+
+from tcm.foundation.errors import TcmError
 
 SILENT_SECONDS = 20.0
 """A server that sends nothing for so long is given up."""
@@ -24,6 +27,14 @@ def download(url: str, target: Path, what: str) -> None:
         shutil.copyfileobj(answer, file)
         if length is not None and file.tell() != int(length):
             raise OSError(f"the connection ended after {file.tell():,} of {int(length):,} bytes")
+
+
+def verify(path: Path, expected: str) -> None:
+    """Refuse a file that is not the published one."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it exists, and try again")
 
 
 def announce(what: str, source: str, size: int | None) -> None:

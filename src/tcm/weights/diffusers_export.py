@@ -174,6 +174,7 @@ def _second_time(model: Model) -> float:
 
 def _checked(card: ModelCard) -> tuple[int, int, int]:
     """The shape of the images, if diffusers' pipeline can make them."""
+    card.check_alone("a pipeline")
     channels, height, width = card.image_shape
     if height != width:
         raise TcmError(f"image_shape={card.image_shape} is not square, but diffusers' pipeline makes square images")

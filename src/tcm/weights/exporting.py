@@ -25,11 +25,7 @@ def export_state_dict(model: Model, path: Path) -> int:
     """
     if path.exists():
         raise TcmError(f"{path} exists; give another name with --out")
-    if model.card.companion is not None:
-        raise TcmError(
-            "the model has a companion, for which the reference's format has no room; save it without, in Python: "
-            "tcm.load(FOLDER).alone.save(OTHER), and export that"
-        )
+    model.card.check_alone("the reference's format")
     metadata = {name: json.dumps(value) for name, value in reference_arguments(model.card).items()}
     if (origin := origin_of(model.card)) is not None:
         metadata[ORIGIN_KEY] = origin.model_dump_json()

@@ -152,6 +152,11 @@ class ModelCard(BaseModel):
         """The card of the model without its companion."""
         return self.model_copy(update={"companion": None})
 
+    def check_alone(self, what: str) -> None:
+        """Refuse a companion where `what` holds one network."""
+        if self.companion is not None:
+            raise TcmError(f"the model has a companion, for which {what} has no room; give model.alone")
+
 
 @dataclass(frozen=True)
 class Model:

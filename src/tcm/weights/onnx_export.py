@@ -67,6 +67,7 @@ def export_onnx(model: Model, out: Path, *, half: bool = False) -> list[OnnxFile
     All take any number of images. With `half` the network computes in fp16; what goes in and out stays the same. A
     graph that differs from torch by more than `BOUNDS` allows is an error, and then nothing is written.
     """
+    model.card.check_alone("a graph")
     try:
         import onnxruntime  # noqa: F401 (it compares; asked for before the work begins)
     except ImportError as error:

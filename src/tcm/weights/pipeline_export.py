@@ -34,6 +34,7 @@ def export_pipeline(model: Model, folder: Path) -> float:
     A LoRA is merged into the UNet, and also written by itself, as diffusers loads it. Returns the largest difference
     between an image by the folder's pipeline and ours.
     """
+    model.card.check_alone("a pipeline")
     network, source = model.denoiser.network, _source(model)
     assert isinstance(network, DiffusersUNet), "checked"
     if folder.exists():

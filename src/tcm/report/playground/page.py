@@ -68,6 +68,7 @@ def playground(model: Model, name: str, command: str, runtime: Runtime) -> str:
 
 def check_playable(card: ModelCard) -> None:
     """Refuse a model that the page's scripts cannot sample."""
+    card.check_alone("a page")
     if not isinstance(card.sampler, ConsistencySampler):
         raise TcmError(
             f"sampler={card.sampler.kind}: a page generates with consistency models, in one or two evaluations; give "

@@ -1,11 +1,10 @@
 """The library that runs ONNX graphs in browsers, npm's onnxruntime-web (MIT): fetched, verified and kept."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tcm.foundation.downloads import data_folder
+from tcm.foundation.downloads import data_folder, verify
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import move
 from tcm.foundation.packages import npm_pack, unpack
@@ -45,7 +44,7 @@ def fetched_runtime() -> Runtime:
         with TemporaryDirectory(dir=folder) as aside:
             _fetch(Path(aside), folder)
     for name, expected in SUMS.items():
-        _verify(folder / name, expected)
+        verify(folder / name, expected)
     return runtime_in(folder)
 
 
@@ -58,11 +57,5 @@ def _fetch(aside: Path, folder: Path) -> None:
             "and pass the folder as --runtime"
         ) from error
     for name, expected in SUMS.items():
-        _verify(aside / name, expected)
+        verify(aside / name, expected)
         move(aside / name, folder / name)
-
-
-def _verify(path: Path, expected: str) -> None:
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
-        raise TcmError(f"{path} has SHA-256 {found[:12]}…, not {expected[:12]}…; delete it if it exists, and try again")
