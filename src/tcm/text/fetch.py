@@ -4,6 +4,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tcm.foundation.downloads import verify
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
 from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel
