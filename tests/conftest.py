@@ -4,12 +4,16 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
 from safetensors import safe_open
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 settings.register_profile("tcm", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("tcm")
@@ -76,3 +80,15 @@ def numbers() -> dict:
 def _seed() -> None:
     """Fresh weights are the same in every run, whatever ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """One for all tests of a worker: Playwright refuses a second one in the same process."""
+    from browsing import CHROMIUM, FLAGS
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()

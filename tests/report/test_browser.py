@@ -1,11 +1,10 @@
 """The report in a real browser: no errors, no requests, all pictures there, nothing too wide, in both themes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import CHROMIUM, FLAGS, look_at
-from playwright.sync_api import Browser, sync_playwright
+from browsing import CHROMIUM, look_at
+from playwright.sync_api import Browser
 
 from tcm.cli.main import app
 
@@ -13,14 +12,6 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; on Debian: apt-get install chromium"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

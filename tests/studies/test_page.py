@@ -1,14 +1,13 @@
 """`tcm study report` for finished and unfinished studies: the page and the Markdown."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browsing import CHROMIUM, FLAGS, look_at
+from browsing import CHROMIUM, look_at
 from pages import Page, check
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tcm.cli.study_report import study_report
 from tcm.evaluation.scores import append_scores, read_scores
@@ -158,14 +157,6 @@ def test_what_the_verdict_says(study_folder: Path) -> None:
     assert first.partition(" by ")[2] == second.partition(" by ")[2]
     none = replace(results, study=results.study.model_copy(update={"expects": None}))
     assert verdict_sentence(none).startswith("This study checks no single claim")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.long

@@ -14,15 +14,17 @@ def watch(
 ) -> None:
     """Show in your browser how a run is doing while it trains; Ctrl-C ends this, not the training."""
     import webbrowser
-    from contextlib import suppress
 
     from rich.console import Console
 
+    from tcm.foundation.signals import stop_requests
     from tcm.report.live import HERE, serve
 
-    with serve(run, port, every) as server, suppress(KeyboardInterrupt):
+    # A noted signal, not KeyboardInterrupt: Python loses an exception that a signal raises within a destructor.
+    with serve(run, port, every) as server, stop_requests(patient=False, quiet=True) as stop:
         address = f"http://{HERE}:{server.server_port}/"
         Console().print(f"watching {run} at {address} (Ctrl-C ends it)", highlight=False, soft_wrap=True)
         if open_it:
             webbrowser.open(address)
-        server.serve_forever()
+        while not stop:
+            server.handle_request()

@@ -19,6 +19,8 @@ from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.report.watching import watching
 
 HERE = "127.0.0.1"
+MOMENT = 0.2
+"""Seconds after which a server without requests looks whether it has been asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(folder: Path, port: int = 0, every: float = 5) -> ThreadingHTTPServer:
-    """A server of a run's live page on 127.0.0.1, at `port` or at a free one; its `serve_forever` runs it."""
+    """A server of a run's live page on 127.0.0.1, at `port` or at a free one.
+
+    Its `handle_request` serves one request, or returns without any after a moment.
+    """
     read_run(folder)
     try:
-        return ThreadingHTTPServer((HERE, port), partial(_Handler, LivePage(folder, every)))
+        server = ThreadingHTTPServer((HERE, port), partial(_Handler, LivePage(folder, every)))
     except OSError as error:
         raise TcmError(f"--port={port} cannot be used ({error.strerror}); choose another, or leave it out") from error
+    server.timeout = MOMENT
+    return server

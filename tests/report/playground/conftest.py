@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from browsing import CHROMIUM, FLAGS
 from once import once
 from playgrounds import documented, opened
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 import tcm
 from tcm.cli.demo import playground_line
@@ -68,14 +67,6 @@ def pages(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not is_installed("onnx"):
         pytest.skip(f"no onnx here; {how_to_install('onnx')}")
     return once(tmp_path_factory, "playgrounds", lambda folder: _make_pages(runtime, folder))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 def _shared(name: str) -> Callable[..., Iterator[Page]]:

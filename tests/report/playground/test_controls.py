@@ -276,7 +276,8 @@ def test_painting(page: Page) -> None:
 def test_on_a_phone_nothing_moves_and_a_finger_paints(browser: Browser, pages: Path) -> None:
     with opened(browser, pages / "wide.html", viewport={"width": 400, "height": 900}, has_touch=True) as page:
         page.evaluate("document.body.style.paddingTop = '200px'")  # one shift, so that there is an entry to wait for
-        assert len(page.evaluate(SHIFTS)) == 1
+        *before, _ = page.evaluate(SHIFTS)
+        assert sum(before) < 0.01, "as wide.html is drawn; a tenth is what people notice"
         page.click("#clear")
         page.locator("#colour").fill("#0080ff")
         box = page.locator("#yours").bounding_box()
