@@ -20,6 +20,7 @@ import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset
 from tcm.data.encoded import EncodedDataset, StoredTexts
+from tcm.method.curriculum import Curriculum
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.adapting import fitted_to
@@ -170,6 +171,19 @@ def test_latents_made_ahead(
     train(recipe, tmp_path / "run", options)
     stages = ("diffusion", "consistency")
     assert all_losses(tmp_path / "run", *stages) == all_losses(finished, *stages)
+
+
+def test_tangents(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None:
+    """Guided distillation by the derivative: at a fine ratio the loss of the first step is that of a difference."""
+    recipe, found = recipe_of(written, data, pipeline), {}
+    for target in ("difference", "tangent"):
+        changes = {"target": target, "curriculum": Curriculum(d=0, limit=0.9998), "steps": 1}
+        stage = recipe.stages["consistency"].model_copy(update=changes)
+        alone = recipe.model_copy(update={"stages": {"consistency": stage}})
+        train(alone, tmp_path / target, RunOptions(init=str(pipeline)))
+        found[target] = all_losses(tmp_path / target, "consistency")
+    assert len(found["tangent"]) == 1
+    assert found["tangent"] == pytest.approx(found["difference"], rel=0.04)
 
 
 def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None:
