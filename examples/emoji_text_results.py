@@ -1,6 +1,7 @@
 """The results in docs/text-to-image.md: a picture, and a table that is written below the page's mark.
 
-Run with `python examples/emoji_text_results.py runs/emoji-text docs/text-to-image.md` once the run has finished.
+Run with `python examples/emoji_text_results.py runs/emoji-text docs/text-to-image.md` once the run has finished;
+a number behind it limits the captions.
 """
 
 import sys
@@ -105,8 +106,9 @@ def main(run: Path, page: Path, count: int | None = None) -> None:
         f"From top to bottom: the emoji itself; {order}. The upper half are captions of the training data, the lower "
         "half captions that were kept out of it.",
         "",
-        f"One image for each of the {train.count:,} training captions and of the {test.count} that were held out. "
-        f"Distances are Fréchet distances to the training images, in the features of {DETECTOR}. In these features the "
+        f"One image for each of {min(count or train.count, train.count):,} training captions and of the "
+        f"{min(count or test.count, test.count)} that were held out. Distances are Fréchet distances to all training "
+        f"images, in the features of {DETECTOR}; they grow as images get fewer. In these features the "
         "nearest training image is looked for; for a held-out caption, the image with that caption is looked for among "
         "the held-out images.",
         "",
