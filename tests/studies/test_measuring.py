@@ -25,7 +25,7 @@ from tcm.studies.running import all_variants
 from tcm.studies.schema import Quantity, Variant
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
 from tcm.weights import Model
-from tcm.weights.model import read_card
+from tcm.weights.card import read_card
 
 
 def variant_of(folder: Path, name: str, seed: int) -> tuple[Variant, Path]:

@@ -12,8 +12,9 @@ from inprocess import train
 from launching import FOLDERS, Launcher, lines, losses, tiny, tiny_recipe
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.processes import Processes
 from tcm.foundation.signals import StopRequest, stop_requests
-from tcm.training import run as run_module
+from tcm.training import locking
 from tcm.training.checkpoint import Checkpoints
 
 LONG = tiny(1000, "diffusion.checkpoint_every=1000", "diffusion.sample_every=0")
@@ -62,7 +63,7 @@ def test_a_second_ctrl_c_stops_at_once(launcher: Launcher, tmp_path: Path) -> No
     assert command.wait() != 0, command.text
     assert "Traceback" not in command.text
     assert state(run) == ["step-0"]
-    assert Checkpoints(run / FOLDERS[0] / "state", 2, run_module.Processes(None)).newest().damage == ()
+    assert Checkpoints(run / FOLDERS[0] / "state", 2, Processes(None)).newest().damage == ()
 
 
 def test_torchruns_second_ctrl_c_is_the_first() -> None:
@@ -106,7 +107,7 @@ def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatc
     run = tmp_path / "run"
     command = launcher.start("train", "digits", *LONG, "--run", str(run))
     command.until(lambda: (run / FOLDERS[0] / "state" / "step-0").exists())
-    monkeypatch.setattr(run_module, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(locking, "LOCK_PATIENCE", 0.1)
     with pytest.raises(TcmError, match=r"run is being trained by another process; wait for it or choose another --run"):
         train(tiny_recipe(), run)
     command.send(signal.SIGKILL)

@@ -20,8 +20,8 @@ from tcm.data.pixels import to_uint8
 from tcm.evaluation.features import weights_hash
 from tcm.evaluation.scores import Score, append_scores
 from tcm.foundation.errors import TcmError
+from tcm.weights.card import Provenance
 from tcm.weights.hub import HubFolder
-from tcm.weights.model import Provenance
 
 SCORE = Score(
     *("fid", "FID", None, 2.4612, None, 50_000, "name", "", None, "times 80", "drawn", 0, "inception", "a" * 64),

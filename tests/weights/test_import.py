@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 import tcm
 from tcm.cli import app
 from tcm.foundation.errors import TcmError
+from tcm.weights.card import Provenance
 from tcm.weights.edm_names import parse_arguments
 from tcm.weights.exported_origin import ORIGIN_KEY
 from tcm.weights.exporting import export_state_dict, reference_arguments
 from tcm.weights.importing import import_checkpoint, stated_licence
-from tcm.weights.model import Provenance
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HEAD = {"logvar_fourier.freqs": 128, "logvar_fourier.phases": 128, "logvar_linear.weight": (1, 128)}

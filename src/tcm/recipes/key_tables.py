@@ -21,7 +21,7 @@ from tcm.recipes.stages import STAGES, GuardSpec, Stage
 from tcm.recipes.stages.base import TIMES
 from tcm.recipes.stages.consistency import DISTANCES
 from tcm.recipes.tables import TAGS, toml_value
-from tcm.weights.model import CONDITION_KINDS
+from tcm.weights.card import CONDITION_KINDS
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 

@@ -25,7 +25,7 @@ from tcm.recipes.lineage import (
 from tcm.recipes.stages import AnyStage, Role, Setting, Spec, Stage
 from tcm.recipes.stages.base import CONTINUE
 from tcm.recipes.stages.optimization import Count, on_resume
-from tcm.weights.model import AnyCondition, AnyLatents
+from tcm.weights.card import AnyCondition, AnyLatents
 
 RESERVED_NAMES = {"scratch", "previous", "init", "extends", "order", "none"}
 

@@ -27,7 +27,7 @@ from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.schema import Study, Variant, metric_parts
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
 from tcm.weights import Model
-from tcm.weights.model import CONFIG_FILE, read_card
+from tcm.weights.card import CONFIG_FILE, read_card
 
 LOCK_FILE = ".measuring.lock"
 """In a stage's folder: variants that share the stage do not measure it twice."""

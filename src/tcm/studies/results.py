@@ -17,7 +17,7 @@ from tcm.studies.measuring import Subject, companion_folder, sampling_steps
 from tcm.studies.resolve import variants_of
 from tcm.studies.schema import GRADIENTS, Quantity, Study, Variant
 from tcm.weights import Model
-from tcm.weights.model import CONFIG_FILE, read_card
+from tcm.weights.card import CONFIG_FILE, read_card
 
 Status = Literal["measured", "failed", "unfinished", "not begun"]
 

@@ -16,7 +16,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
 from tcm.foundation.signals import StopRequest
 from tcm.training.checkpoint import disk_errors
-from tcm.weights.model import CONFIG_FILE, ModelCard, read_card
+from tcm.weights.card import CONFIG_FILE, ModelCard, read_card
 
 DATA_FILE = "data.txt"
 A_MOMENT = 0.5

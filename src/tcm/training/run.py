@@ -9,12 +9,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from filelock import BaseFileLock, FileLock, Timeout
 from rich.console import Console
 from torch.distributed.tensor import DTensor
 
-from tcm.data import Batches, BatchSource, Dataset, Stream, StreamBatches, open_data
-from tcm.data.latents import EncodedBatches
+from tcm.data import BatchSource, Dataset, Stream, open_data
 from tcm.foundation.devices import deterministic_kernels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -34,11 +32,13 @@ from tcm.recipes.lineage import (
 )
 from tcm.recipes.schema import Recipe
 from tcm.training.adapting import check_data, shape_of
+from tcm.training.batches import batches_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
 from tcm.training.data_provenance import notes_of_data
 from tcm.training.deciding import decide
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
+from tcm.training.locking import only_one
 from tcm.training.metrics import MetricsFile, time_bins
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
@@ -57,12 +57,9 @@ from tcm.training.stage_models import (
     trained_for,
 )
 from tcm.training.starts import append_start, start_now
-from tcm.training.trackers import TrackerName, open_tracker
+from tcm.training.trackers import Tracker, TrackerName, open_tracker
 from tcm.training.trainer import Trainer
-from tcm.weights import ELSEWHERE_FILE, Model, ModelCard
-
-LOCK_PATIENCE = 10.0
-"""Seconds to wait for a run's lock: reading processes of a killed training live on for up to five."""
+from tcm.weights import Model, ModelCard
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class Run:
         Called again on the same folder it resumes, to the same weights; `docs/training.md` says how exactly.
         """
         patient, quiet = self.processes.count > 1, not self.processes.first
-        with stop_requests(patient, quiet) as stop, _only_one(self.folder, self.processes):
+        with stop_requests(patient, quiet) as stop, only_one(self.folder, self.processes):
             plan = self._plan()
             self._adopt(plan.resumption)
             trained = models_of_run(self.recipe, plan.folders)
@@ -118,7 +115,7 @@ class Run:
         A stage begins when those whose models it needs are done; its weights do not depend on what runs alongside it.
         """
         self._check_workers(workers)
-        with stop_requests(patient=False) as stop, _only_one(self.folder, self.processes):
+        with stop_requests(patient=False) as stop, only_one(self.folder, self.processes):
             plan = self._plan()
             self._adopt(plan.resumption)
             note(self.folder, self.recipe, plan.init)
@@ -169,7 +166,10 @@ class Run:
             spec, expected = self.recipe.data, condition_of(self.recipe)
             data = open_data(spec.path, channels=spec.channels, expected=expected)
             condition, shape = check_data(self.recipe, data), shape_of(self.recipe, data)
-            batches = {name: self._batches(stage.batch, data) for name, stage in self.recipe.stages.items()}
+            batches = {
+                name: batches_of(self.recipe, stage.batch, data, self.processes)
+                for name, stage in self.recipe.stages.items()
+            }
             folders = stage_folders(self.recipe, self.folder)
             recipe = settled(self.recipe, self.folder)
             cards = {name: card_of(recipe, name, shape, condition) for name in folders}
@@ -211,16 +211,7 @@ class Run:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
             opened.enter_context(deterministic_kernels(self.options.deterministic))
-            metrics, trackers = None, []
-            with self.processes.agreeing():
-                if self.processes.first:
-                    (folder / "samples").mkdir(parents=True, exist_ok=True)
-                    append_start(folder, start_now(self.processes.device, self.processes.count))
-                    metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
-                    trackers = [
-                        opened.enter_context(closing(open_tracker(tracker, folder)))
-                        for tracker in self.options.trackers
-                    ]
+            metrics, trackers = opened.enter_context(self._records(folder))
             progress = show(folder.name, stage.steps)
             warnings: list[str] = []
             if self.processes.first and not any(checkpoints.folder.glob("step-*")):
@@ -250,28 +241,21 @@ class Run:
                 self._save_model(trainer.learner, trained_for(steps, card), folder / "model", companion)
         return finished
 
-    def _batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
-        """The batches of a stage; where the network takes latents and the data has images, these are encoded."""
-        source, latents = self._stored_batches(batch, data), self.recipe.latents
-        if latents is None or data.latents is not None:
-            return source
-        return EncodedBatches(source, latents, self.processes.device)
-
-    def _stored_batches(self, batch: int, data: Dataset | Stream) -> BatchSource:
-        seed, spec, rank, world = self.recipe.seed, self.recipe.data, self.processes.rank, self.processes.count
-        if isinstance(data, Dataset):
-            return Batches(data, seed=seed, batch=batch, flip=spec.flip, rank=rank, world=world, workers=spec.workers)
-        return StreamBatches(
-            data,
-            seed=seed,
-            batch=batch,
-            flip=spec.flip,
-            rank=rank,
-            world=world,
-            workers=spec.workers,
-            lanes=spec.lanes,
-            window=spec.window,
-        )
+    @contextmanager
+    def _records(self, folder: Path) -> Iterator[tuple[MetricsFile | None, list[Tracker]]]:
+        """The files of a stage that the first process writes as it trains, and its trackers; the others have none."""
+        with ExitStack() as opened:
+            metrics, trackers = None, []
+            with self.processes.agreeing():
+                if self.processes.first:
+                    (folder / "samples").mkdir(parents=True, exist_ok=True)
+                    append_start(folder, start_now(self.processes.device, self.processes.count))
+                    metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
+                    trackers = [
+                        opened.enter_context(closing(open_tracker(tracker, folder)))
+                        for tracker in self.options.trackers
+                    ]
+            yield metrics, trackers
 
     def _trainer(self, recipe: Recipe, name: str, models: dict[str, Model]) -> Trainer:
         """Move the models to the device; shard and compile them as the run's options say."""
@@ -354,31 +338,6 @@ def train_stage_alone(
     run = Run(recipe, folder, Processes(torch.device("cpu")), Console(quiet=True), options)
     plan = run._plan()
     return run._train_stage(name, plan, run._decided_card(name, plan), partial(SentProgress, send), stop)
-
-
-@contextmanager
-def _only_one(run: Path, processes: Processes) -> Iterator[None]:
-    """Hold the run's lock, so that two trainings never write into one folder."""
-    if (run / ELSEWHERE_FILE).exists():
-        raise TcmError(f"{run} shares its stages with other runs of a study; train it with `tcm study run`")
-    lock = FileLock(run / ".lock")
-    with processes.agreeing():
-        if processes.first:
-            _acquire(lock, run)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _acquire(lock: BaseFileLock, run: Path) -> None:
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=LOCK_PATIENCE)
-    except Timeout as error:
-        raise TcmError(f"{run} is being trained by another process; wait for it or choose another --run") from error
-    except OSError as error:
-        raise TcmError(f"{run} cannot be used as a run's folder ({error.strerror}); choose another --run") from error
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

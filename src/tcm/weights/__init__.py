@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from tcm.foundation.errors import TcmError
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
-from tcm.weights.model import CONFIG_FILE, FILES, Model, ModelCard, Provenance
+from tcm.weights.card import CONFIG_FILE, FILES, ModelCard, Provenance
+from tcm.weights.model import Model
 
 if TYPE_CHECKING:
     from tcm.weights.pipelines import Pipeline

@@ -19,7 +19,8 @@ from tcm.foundation.files import new_folder
 from tcm.method.conditions import Classes, Labels
 from tcm.method.preconditioning import USUAL
 from tcm.networks.layers import class_count
-from tcm.weights.model import Model, ModelCard
+from tcm.weights.card import ModelCard
+from tcm.weights.model import Model
 from tcm.weights.standalone_source import standalone_source
 
 if TYPE_CHECKING:

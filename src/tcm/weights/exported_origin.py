@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 from tcm.method.sampling import ConsistencySampler, HeunSampler
-from tcm.weights.model import HighestTime, LowestTime, ModelCard, Provenance
+from tcm.weights.card import HighestTime, LowestTime, ModelCard, Provenance
 
 ORIGIN_KEY = "truncated_consistency"
 """Its key in a safetensors file's metadata."""

@@ -9,9 +9,10 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.files import written_aside
 from tcm.method.preconditioning import USUAL
 from tcm.networks.layers import class_count
+from tcm.weights.card import ModelCard
 from tcm.weights.edm_names import to_reference
 from tcm.weights.exported_origin import ORIGIN_KEY, origin_of
-from tcm.weights.model import Model, ModelCard
+from tcm.weights.model import Model
 
 
 def export_state_dict(model: Model, path: Path) -> int:

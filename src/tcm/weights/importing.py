@@ -16,9 +16,10 @@ from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.networks import ImageShape, networks
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
+from tcm.weights.card import CONFIG_FILE, WEIGHTS_FILE, ModelCard, Provenance
 from tcm.weights.edm_names import load_denoiser, parse_arguments
 from tcm.weights.exported_origin import Origin, read_origin
-from tcm.weights.model import CONFIG_FILE, WEIGHTS_FILE, Model, ModelCard, Provenance
+from tcm.weights.model import Model
 from tcm.weights.module_pickles import MAX_NAME, Module, as_module, read_published, submodules, tensors
 from tcm.weights.pickles import Refused, refusal, shown
 from tcm.weights.torchfiles import read_torch

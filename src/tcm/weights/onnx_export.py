@@ -20,7 +20,8 @@ from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition
 from tcm.method.preconditioning import Denoiser
 from tcm.method.sampling import last
-from tcm.weights.model import Model, ModelCard
+from tcm.weights.card import ModelCard
+from tcm.weights.model import Model
 from tcm.weights.onnx_graphs import ConsistencyFunction, condition_inputs, onnx_graph, with_inputs
 from tcm.weights.onnx_sampler import noise_names, sampler_graph
 

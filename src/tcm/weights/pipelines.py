@@ -19,7 +19,8 @@ from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 from tcm.text.encoders import load_encoder
 from tcm.text.pipeline_folders import INDEX_FILE
-from tcm.weights.model import Model, ModelCard, Provenance
+from tcm.weights.card import ModelCard, Provenance
+from tcm.weights.model import Model
 from tcm.weights.tensors import load_tensors
 
 SUPPORTED = {

@@ -21,7 +21,7 @@ from tcm.networks.base import Dropout
 from tcm.recipes.stages.flattening import Curves
 from tcm.recipes.stages.optimization import Optimization, Spec, on_resume
 from tcm.recipes.stages.roles import Role, Rows, Turn
-from tcm.weights.model import AnyPreconditioning, HighestTime, LowestTime, SigmaData
+from tcm.weights.card import AnyPreconditioning, HighestTime, LowestTime, SigmaData
 
 UNTIL_FLAT, AUTO = "until-flat", "auto"
 """Words for a number that the run decides."""
