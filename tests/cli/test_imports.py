@@ -63,12 +63,12 @@ def names_of_all(group: typer.core.TyperGroup, before: str = "") -> list[str]:
     return found
 
 
-def test_help_and_wrong_options_import_no_library(tmp_path: Path) -> None:
+def test_help_recipes_and_wrong_options_import_no_library(tmp_path: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     names = names_of_all(group)
     assert {"train", "data prepare", "recipes show"} <= set(names)
-    fine = ["--version", "--help", *(f"{name} --help" for name in names)]
+    fine = ["--version", "--help", "recipes", *(f"{name} --help" for name in names)]
     wrong = ["--nope", "trian", *(f"{name} --nope" for name in names)]
     expected = [f"0 {words}" for words in fine] + [f"2 {words}" for words in wrong]
     assert imported_by(fine + wrong, LIBRARIES, tmp_path) == expected

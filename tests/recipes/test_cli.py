@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tcm.cli import app
 from tcm.cli.cost_tables import cost_table, scaling_table
+from tcm.recipes.counted import count, counted
 from tcm.recipes.resolve import resolve, shipped
 
 
@@ -43,6 +44,10 @@ def test_list_as_json() -> None:
     assert sorted(found) == shipped()
     assert found["cifar10"]["stages"]["truncated"]["parameters"] == 55_732_739
     assert found["cifar10"]["stages"]["truncated"]["batch"] == resolve("cifar10").stages["truncated"].batch
+
+
+def test_what_is_listed_was_counted_on_these_recipes() -> None:
+    assert count() == counted(), "run `python -m tcm.recipes.counted`"
 
 
 def test_show(tmp_path: Path) -> None:

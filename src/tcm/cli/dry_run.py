@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.cost_tables import millions, size
+from tcm.cli.amounts import millions, size
 from tcm.foundation.counting import duration
 from tcm.recipes.estimates import Images, estimate
 from tcm.recipes.schema import Recipe

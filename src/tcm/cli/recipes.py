@@ -20,15 +20,17 @@ def recipes(
 
         from rich.console import Console
 
-        from tcm.cli.cost_tables import HOURS, listing, overview
+        from tcm.cli.recipe_table import recipe_table
+        from tcm.recipes.counted import counted
 
+        found = counted()
         if as_json:
-            typer.echo(json.dumps(listing(), indent=2))
+            typer.echo(json.dumps(found["recipes"], indent=2))
             return
         console = Console(highlight=False)
-        console.print(overview())
+        console.print(recipe_table(found["recipes"]))
         console.print("Memory: the run's state, and what each image of a micro-batch adds to it.")
-        console.print(HOURS)
+        console.print(f"GPU-hours: predicted for {found['assumption']}.")
         console.print("`tcm recipes show NAME` prints a recipe in full.")
 
 

@@ -19,10 +19,6 @@ class TcmError(ValueError):
     """
 
 
-class MissingPackages(TcmError):
-    """Something needs packages that are not installed; the message names the extra that brings them."""
-
-
 class KeyInTable(TcmError):
     """An error whose text begins with a key of a table; `describe_validation` puts the table's own key before it."""
 

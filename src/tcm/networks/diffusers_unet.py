@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor, nn
 
-from tcm.foundation.errors import MissingPackages, TcmError
+from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
@@ -239,7 +239,7 @@ def _unet(config: DiffusersUNetConfig) -> Any:
         from diffusers import UNet2DConditionModel
         from peft import LoraConfig
     except ImportError as error:
-        raise MissingPackages(f"network.kind={config.kind!r} needs more packages; {how_to_install('t2i')}") from error
+        raise TcmError(f"network.kind={config.kind!r} needs more packages; {how_to_install('t2i')}") from error
     unet = UNet2DConditionModel(**config.arguments)
     if config.lora is not None:
         lora = config.lora

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tcm.foundation.devices import fp32_products
-from tcm.foundation.errors import MissingPackages, TcmError
+from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.text.pipeline_folders import find_pipeline
 
@@ -111,7 +111,7 @@ def load_autoencoder(reference: str, device: torch.device) -> Autoencoder:
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:
-        raise MissingPackages(f"autoencoders need more packages; {how_to_install('t2i')}") from error
+        raise TcmError(f"autoencoders need more packages; {how_to_install('t2i')}") from error
     pipeline = find_pipeline(reference)
     folder = Path(reference) if pipeline is None else pipeline / "vae"
     try:

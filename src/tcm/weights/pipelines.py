@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from tcm.foundation.errors import MissingPackages, TcmError, describe_validation
+from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.extras import how_to_install
 from tcm.method.sampling import HeunSampler
 from tcm.networks.diffusers_unet import UNET_KEYS, DiffusersUNetConfig, NoiseSchedule
@@ -148,7 +148,7 @@ def _defaults() -> dict[str, Any]:
     try:
         from diffusers import UNet2DConditionModel
     except ImportError as error:
-        raise MissingPackages(f"diffusers pipelines need more packages; {how_to_install('t2i')}") from error
+        raise TcmError(f"diffusers pipelines need more packages; {how_to_install('t2i')}") from error
     arguments = signature(UNet2DConditionModel.__init__).parameters.values()
     return {one.name: one.default for one in arguments if one.default is not Parameter.empty}
 
