@@ -31,7 +31,7 @@ from tcm.evaluation.prompts import prompted, read_prompts
 from tcm.evaluation.references import reference_of
 from tcm.evaluation.retrieval import retrieval_scores
 from tcm.evaluation.scores import read_scores
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.weights import Model, inspect
@@ -223,6 +223,16 @@ def test_prompts_are_measured(home: Path, run: Path) -> None:
         out = network(**pixels, **tokenizer(prompts, padding=True, return_tensors="pt"))
     truth = (100 * out.logits_per_image.diag() / network.logit_scale.exp()).clamp_min(0).mean()
     assert found["clip-score"].value == pytest.approx(float(truth.detach()), abs=0.05)
+
+
+def test_eval_warns_once_of_all_prompts_that_are_cut(home: Path, run: Path) -> None:
+    long = ["a red cat on the big white square with a small black dog", "a blue dog on the big green square with a cat"]
+    (home / "long.txt").write_text("\n".join(long * 2))
+    words = ["eval", run / "2-truncated" / "model", "--prompts", home / "long.txt", "--data", home / "data.npz"]
+    with pytest.warns(TcmWarning) as given:
+        invoke(*words, "--detector", detector(home), "--scores", home / "cut.jsonl", "-n", 4, "--batch", 1)
+    (cut,) = [str(one.message) for one in given if "longer than the" in str(one.message)]
+    assert "(another prompt is cut too)" in cut
 
 
 def test_the_captions_of_the_data_are_conditions(home: Path, run: Path) -> None:

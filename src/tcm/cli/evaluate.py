@@ -19,6 +19,7 @@ DetectorName = Annotated[
 DFID_HELP = (
     "Also measure dFID at these times, such as 0.2,1,5: the FID of data with noise of level t, denoised in one step."
 )
+FEW_IMAGES = r"\d+ images give a covariance of rank"
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
 DataConditions = Annotated[
     bool,
@@ -109,7 +110,7 @@ def evaluation(
         retrieval=retrieval,
     )
     with join(device) as processes, warnings.catch_warnings():
-        warnings.simplefilter("ignore", TcmWarning)  # the table's notes say it
+        warnings.filterwarnings("ignore", FEW_IMAGES, TcmWarning)  # the table's notes say it
         with processes.agreeing():
             target = model_of(target, processes)
         network = load_detector(detector, processes.device)
@@ -159,7 +160,7 @@ def best_times(
     if write and not Path(model).is_dir():
         raise TcmError(f"--write: {model} is not a local folder; download the model first")
     with join(device) as processes, warnings.catch_warnings():
-        warnings.simplefilter("ignore", TcmWarning)  # the table's note says it
+        warnings.filterwarnings("ignore", FEW_IMAGES, TcmWarning)  # the table's note says it
         with processes.agreeing():
             model = model_of(model, processes)
         loaded = load(model).to(processes.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tcm.evaluation.generation import Conditions, Sampling, quantise, sampling_batch
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.method.conditions import Condition
+from tcm.text.condition import Texts
 from tcm.weights import Model
 
 
@@ -98,8 +100,12 @@ def conditions_from(model: Model, prompts: Sequence[str], seed: int) -> Conditio
     kind = model.card.condition
     if kind is None:
         raise TcmError("prompts given, but this model is unconditional; leave them out")
+    if isinstance(kind, Texts):
+        kind.warn_of_cuts(prompts)
 
     def conditions(seeds: Sequence[int]) -> Condition:
-        return kind.choose([prompts[(own - seed) % len(prompts)] for own in seeds], len(seeds))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TcmWarning)  # of all prompts at once, not of each batch's
+            return kind.choose([prompts[(own - seed) % len(prompts)] for own in seeds], len(seeds))
 
     return conditions

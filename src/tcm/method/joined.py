@@ -11,7 +11,7 @@ from tcm.method.preconditioning import Denoiser, Masks
 class Joined(Denoiser):
     """f^trunc(x, t) = f_θ(x, t) 1{t > t'} + f_θ0(x, t) 1{t ≤ t'}, defined on [t_min, T]. TCM Eq. 5.
 
-    At t' itself, where the two are to agree, f_θ0 is what f_θ was trained towards.
+    At t' itself, where the two are to agree, f_θ0 is what f_θ was trained towards. `alone` is f_θ, `companion` f_θ0.
     """
 
     def __init__(self, f: Denoiser, companion: Denoiser) -> None:
@@ -25,31 +25,17 @@ class Joined(Denoiser):
             uncertainty=f.uncertainty,
             preconditioning=f.preconditioning,
         )
-        self.t_prime, self.companion = f.t_min, companion
-
-    @property
-    def alone(self) -> Denoiser:
-        """f_θ, with the same weights."""
-        return Denoiser(
-            self.network,
-            self.image_shape,
-            self.condition,
-            sigma_data=self.sigma_data,
-            t_min=self.t_prime,
-            t_max=self.t_max,
-            uncertainty=self.uncertainty,
-            preconditioning=self.preconditioning,
-        )
+        self.alone, self.companion, self.t_prime = f, companion, f.t_min
 
     def forward(self, x: Tensor, t: Tensor, condition: Condition | None = None, masks: Masks | None = None) -> Tensor:
         """f^trunc(x, t); each image goes through one network only."""
         early = t <= self.t_prime
         if not bool(early.any()):
-            return super().forward(x, t, condition, masks)
+            return self.alone.forward(x, t, condition, masks)
         if bool(early.all()):
             return self.companion.forward(x, t, condition, masks)
         out = torch.empty_like(x, dtype=torch.float32)
-        for f, rows in ((super().forward, ~early), (self.companion.forward, early)):
+        for f, rows in ((self.alone.forward, ~early), (self.companion.forward, early)):
             here = to_device(rows, x.device)
             some = None if condition is None else condition.select(here)
             out[here] = f(x[here], t[rows], some, None if masks is None else [mask[here] for mask in masks])

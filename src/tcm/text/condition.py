@@ -88,6 +88,10 @@ class Texts(ConditionKind):
         encoded = encoder.encode(different, self.tokens).select(rows)
         return encoded.against(encoder.encode([self.negative], self.tokens)) if self.negative else encoded
 
+    def warn_of_cuts(self, texts: Sequence[str]) -> None:
+        """Warn of texts that are longer than `tokens`, once for all of them."""
+        self.load_encoder().warn_of_cuts(texts, self.tokens)
+
     def draw(self, seeds: Sequence[int]) -> TextEmbeddings:
         """One of the kind's own prompts for each seed."""
         shown = self._shown()

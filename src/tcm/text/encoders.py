@@ -51,7 +51,7 @@ class TextEncoder:
         """
         limit = self.longest if tokens is None else tokens
         if warn:
-            self._warn_of_cuts(texts, limit)
+            self.warn_of_cuts(texts, limit)
         outputs, mask = self._outputs([*texts, ""], limit)
         return TextEmbeddings(outputs[:-1], mask[:-1], outputs[-1], mask[-1], tuple(texts))
 
@@ -63,12 +63,14 @@ class TextEncoder:
         kept = self.tokenizer(text, add_special_tokens=True, truncation=True, max_length=tokens)["input_ids"]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
 
-    def _warn_of_cuts(self, texts: Sequence[str], tokens: int) -> None:
+    def warn_of_cuts(self, texts: Sequence[str], tokens: int) -> None:
+        """Warn of the texts that are cut, and say where the first one is."""
         cuts = {text: kept for text in dict.fromkeys(texts) if (kept := self.cut(text, tokens)) is not None}
         if not cuts:
             return
         text, kept = next(iter(cuts.items()))
-        others = f" ({len(cuts) - 1} other prompts are cut too)" if len(cuts) > 1 else ""
+        many = f" ({len(cuts) - 1} other prompts are cut too)"
+        others = {1: "", 2: " (another prompt is cut too)"}.get(len(cuts), many)
         warnings.warn(
             f"the prompt {_shortened(text)!r} is longer than the {tokens} tokens that the model takes: what follows "
             f"{_shortened(kept, tail=True)!r} has no effect{others}; shorten it",
