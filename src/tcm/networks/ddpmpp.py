@@ -1,7 +1,7 @@
 """DDPM++ as EDM uses it for CIFAR-10: 55.7 M parameters at 128 channels, multipliers 2, 2, 2, 4 blocks."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 from typing import ClassVar, Literal, Self, cast
 
@@ -84,13 +84,7 @@ class DDPMppConfig(UNetConfig):
         """Refuse images that the levels do not divide, and widths that the groups of a normalisation do not."""
         super().check(image_shape)
         encoder, decoder = block_plans(self, image_shape)
-        for block in encoder[1:] + decoder:
-            for width in (block.channels_in, block.channels_out):
-                if width < 4 or width % min(32, width // 4):
-                    raise TcmError(
-                        f"network.channels={self.channels} gives a layer of {width} channels, which group "
-                        f"normalisation cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
-                    )
+        check_groups(self, encoder[1:] + decoder)
 
     @classmethod
     def infer_published(cls, weights: Mapping[str, Tensor]) -> dict[str, object] | None:
@@ -261,6 +255,16 @@ def positional_embedding(c_noise: Tensor, channels: int) -> Tensor:
     """sin and cos of c_noise (B,) at geometrically spaced frequencies from 1 to 1/10,000: (B, channels)."""
     phases = torch.outer(c_noise, torch.logspace(0, -4, channels // 2, device=c_noise.device))
     return torch.cat([phases.sin(), phases.cos()], dim=1)
+
+
+def check_groups(config: UNetConfig, blocks: Iterable[BlockPlan]) -> None:
+    """Refuse widths that `norm_layer` cannot divide into its groups."""
+    for width in (width for block in blocks for width in (block.channels_in, block.channels_out)):
+        if width < 4 or width % min(32, width // 4):
+            raise TcmError(
+                f"network.channels={config.channels} gives a layer of {width} channels, which group "
+                f"normalisation cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
+            )
 
 
 def norm_layer(channels: int) -> GroupNorm:

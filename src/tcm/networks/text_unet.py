@@ -12,7 +12,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
 from tcm.networks.base import ImageShape
-from tcm.networks.ddpmpp import Block, conv_layer, linear_layer, norm_layer, positional_embedding
+from tcm.networks.ddpmpp import Block, check_groups, conv_layer, linear_layer, norm_layer, positional_embedding
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
@@ -70,13 +70,8 @@ class TextUNetConfig(UNetConfig):
                 )
         super().check(self.patched(image_shape))
         encoder, decoder = self.plans(image_shape)
+        check_groups(self, encoder[1:] + decoder)
         for block in encoder[1:] + decoder:
-            for width in (block.channels_in, block.channels_out):
-                if width < 4 or width % min(32, width // 4):
-                    raise TcmError(
-                        f"network.channels={self.channels} gives a layer of {width} channels, which group "
-                        f"normalisation cannot divide into {min(32, width // 4)} groups; use a multiple of 32"
-                    )
             if block.channels_out % self.heads:
                 raise TcmError(f"network.heads={self.heads} does not divide a layer of {block.channels_out} channels")
 
