@@ -24,13 +24,14 @@ class Course:
         """The variants in brackets, where they are not all."""
         return f" ({self.name})" if self.name else ""
 
-    def line(self, quantity: Quantity, name: str) -> Line:
-        """The values of one quantity over the steps."""
+    def line(self, quantity: Quantity, name: str, relative: bool = False) -> Line:
+        """The values of one quantity over the steps; `relative` to each seed's first one."""
         points: dict[float, list[float]] = {}
         for trial in self.trials:
-            for step, scores in trial.courses[self.stage].items():
-                if quantity in scores:
-                    points.setdefault(step, []).append(scores[quantity].value)
+            steps = {step: scores[quantity] for step, scores in trial.courses[self.stage].items() if quantity in scores}
+            first = steps[min(steps)].value if relative and steps else 1.0
+            for step, score in steps.items():
+                points.setdefault(step, []).append(score.value / first)
         return Line(name, points)
 
     def metric(self, quantity: Quantity) -> str:
@@ -56,15 +57,17 @@ def over_training(results: StudyResults) -> str:
     stages = list(dict.fromkeys(course.stage for course in courses))
     parts = [_samples_over_steps([course for course in courses if course.stage == stage]) for stage in stages]
     denoising = [course for course in courses if course.denoised]
-    groups = [[course.line(quantity, quantity.how) for quantity in course.denoised] for course in denoising]
-    limits = figures.limits_of(groups)
     drawn = [
         figure(
-            figures.over_steps(lines, course.metric(course.denoised[0]), limits),
-            f"Denoising distance over the steps of {course.stage}",
-            f"Denoising at each noise level over the steps of {course.stage}{course.owners}.",
+            figures.over_steps(
+                [course.line(quantity, quantity.how, relative=True) for quantity in course.denoised],
+                f"{course.metric(course.denoised[0])}, relative",
+            ),
+            f"Denoising distance over the steps of {course.stage}, relative to its first checkpoint",
+            f"Denoising at each noise level over the steps of {course.stage}{course.owners}, divided by that of its "
+            "first checkpoint: above 1 it has got worse, below 1 better.",
         )
-        for course, lines in zip(denoising, groups, strict=True)
+        for course in denoising
     ]
     figures_ = [part for some in parts for part in some] + drawn
     if not figures_:
@@ -127,7 +130,7 @@ def _samples_over_steps(courses: Sequence[Course]) -> list[str]:
         lines = [course.line(quantity, course.name) for course in courses if quantity in course.quantities]
         metric, how, stage = courses[0].metric(quantity), quantity.how, courses[0].stage
         caption = f"{metric}, {how}, over the steps of {stage}{courses[0].owners if len(lines) == 1 else ''}."
-        parts.append(figure(figures.over_steps(lines, f"{metric}, {how}", None), f"{metric} over {stage}", caption))
+        parts.append(figure(figures.over_steps(lines, f"{metric}, {how}"), f"{metric} over {stage}", caption))
     return parts
 
 

@@ -60,15 +60,12 @@ def every_seed(values: Mapping[str, Values], reference: str, x_label: str) -> st
     return plot(draw, x_label, "", height=0.9 + 0.36 * max(len(names), 2))
 
 
-def over_steps(lines: Sequence[Line], y_label: str, limits: Limits) -> str:
+def over_steps(lines: Sequence[Line], y_label: str) -> str:
     """Values over the steps of a stage."""
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, lines)
         axes.set_xlim(left=0)
-        if limits is not None:
-            axes.set_yscale("log" if _spans_much(limits) else "linear")
-            axes.set_ylim(limits)
 
     return plot(draw, "step of the stage", y_label, height=_height(lines))
 
@@ -76,13 +73,6 @@ def over_steps(lines: Sequence[Line], y_label: str, limits: Limits) -> str:
 def over_times(lines: Sequence[Line], y_label: str) -> str:
     """Values over the noise level t."""
     return plot(lambda axes: _draw_lines(axes, lines), "noise level t", y_label, log_x=True, height=_height(lines))
-
-
-def limits_of(groups: Sequence[Sequence[Line]]) -> Limits:
-    """One range for figures that are compared."""
-    values = [one for lines in groups for line in lines for some in line.points.values() for one in some]
-    shown = [one for one in values if np.isfinite(one) and one > 0]
-    return (min(shown) / 1.15, max(shown) * 1.15) if shown else None
 
 
 def gradient_norms(stages: Sequence[StageRecord], limits: Limits) -> str:

@@ -48,6 +48,8 @@ def verdict_sentence(results: StudyResults) -> str:
 def _comparison(better: str, comparison: Comparison) -> str:
     gain = comparison.gain
     assert gain is not None, "its caller asked"
+    if gain.mean == 0:
+        return f"{better} and {comparison.other} are equal"
     sign = 1 if gain.mean >= 0 else -1
     interval = None if gain.interval is None else sorted(sign * end for end in gain.interval)
     places, how = _places_of(gain), "better" if sign > 0 else "worse"
