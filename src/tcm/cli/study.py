@@ -28,6 +28,7 @@ def list_studies(as_json: AsJson = False) -> None:
     """List the studies that come with the package."""
     import json
 
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -50,7 +51,9 @@ def list_studies(as_json: AsJson = False) -> None:
         ]
         typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
         return
-    table = Table("study", "title", "in the paper", "variants × seeds", "stages to train")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("study", "title", "in the paper", "variants\n× seeds", "stages\nto train"):
+        table.add_column(column, no_wrap=column == "study")
     for study, count in zip(studies, stages, strict=True):
         size = f"{len(study.variants)} × {len(study.seeds)}"
         table.add_row(study.name, study.title, study.where, size, f"{count * len(study.seeds)}")
