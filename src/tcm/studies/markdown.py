@@ -9,7 +9,7 @@ def render_markdown(results: StudyResults) -> str:
     study = results.study
     parts = [
         f"## {study.title}",
-        f"{study.question} The paper ({study.where}): {study.claim}",
+        f"{study.question} The claim ({study.where}): {study.claim}",
         f"**{verdict_sentence(results)}**",
         *(markdown_table(main_table(results, same_kind)) for same_kind in by_kind(results)),
         conditions(results),
@@ -17,7 +17,8 @@ def render_markdown(results: StudyResults) -> str:
     if failed := failures(results):
         parts.append("\n".join(["Failed:", "", *(f"- {line}" for line in failed)]))
     if study.paper is not None:
-        parts.append(f"The paper's figures ({study.paper.note or study.where}) beside ours:")
+        note = (study.paper.note or study.where).removesuffix(".")
+        parts.append(f"The paper's figures ({note}) beside ours:")
         parts.append(markdown_table(paper_table(results)))
     return "\n\n".join(parts) + "\n"
 

@@ -81,7 +81,7 @@ def _top(results: StudyResults) -> str:
         paragraph("Truncated consistency models · study", "over"),
         f"<h1>{escape(study.title)}</h1>",
         paragraph(study.question, "facts"),
-        paragraph(f"The paper, {study.where}: {study.claim}", "facts"),
+        paragraph(f"The claim ({study.where}): {study.claim}", "facts"),
         paragraph(verdict_sentence(results), kind),
     ]
     count, done = len(results.trials), sum(trial.status == "measured" for trial in results.trials)
@@ -136,8 +136,9 @@ def _beside_the_paper(results: StudyResults) -> str:
     paper = results.study.paper
     if paper is None:
         return ""
+    note = (paper.note or results.study.where).removesuffix(".")
     sentence = (
-        f"The paper's own figures ({paper.note or results.study.where}) and what was measured here. Data, network and "
+        f"The paper's own figures ({note}) and what was measured here. Data, network and "
         "detector differ, so compare the order of the rows, not the values."
     )
     return section("Beside the paper", sentence, _html_table(paper_table(results)))
