@@ -6,6 +6,7 @@ import json
 import tarfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -193,6 +194,31 @@ def test_embeddings_ahead_are_those_on_the_fly(tmp_path: Path, kind: Texts) -> N
     stream = open_data(f"stream:{tmp_path / 'ahead'}", expected=other)
     assert isinstance(stream, CaptionStream)
     assert not stream.uses_stored
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["stored", "on the fly"])
+def test_a_negative_prompt_reaches_the_batches_of_a_stream(tmp_path: Path, kind: Texts, ahead: bool) -> None:
+    """It is the null condition, as it is of indexed data, of a part of them, and after a change of channels."""
+    write_folder(tmp_path / "folder")
+    preparation = Preparation(open_pictures(tmp_path / "folder"), Form((8, 8), Crop.CENTER))
+    write_prepared(tmp_path / "shards", prepared_images(preparation), preparation.annotations, kind if ahead else None)
+    steered = replace(kind, negative="a small dog")
+    truth = kind.encode(["a small dog"])
+    stream = open_data(f"stream:{tmp_path / 'shards'}", expected=steered)
+    indexed = open_dataset(tmp_path / "folder", expected=steered)
+    assert isinstance(stream, CaptionStream)
+    assert isinstance(indexed.annotations, EncodedCaptions)
+    grey = stream.with_channels(1)
+    assert (grey.shape, grey.uses_stored, stream.uses_stored) == ((1, 8, 8), ahead, ahead)
+    conditions = [next(iter(StreamBatches(some, seed=0, batch=3).starting_at(0))).condition for some in (stream, grey)]
+    conditions.append(indexed.read(np.arange(3))[1])
+    conditions.append(indexed.annotations.select(np.arange(4, 9)).condition(np.arange(3)))
+    for condition in conditions:
+        assert isinstance(condition, TextEmbeddings)
+        assert torch.equal(condition.null_tokens, truth.tokens[0].half())
+        assert torch.equal(condition.null_mask, truth.mask[0])
+    assert not torch.equal(truth.tokens[0], truth.null_tokens), "the empty text"
+    assert stream.condition_kind.negative == "a small dog"
 
 
 def test_stored_embeddings_are_checked(kind: Texts) -> None:

@@ -34,8 +34,8 @@ class CaptionStream(Stream):
 
     def __init__(self, inner: Stream, kind: Texts, stored: Texts | None = None):
         self.where, self.identity, self.shards, self.shape = inner.where, inner.identity, inner.shards, inner.shape
-        self._inner = inner
-        self._kind = Texts.of(kind.load_encoder(), kind.tokens, kind.prompts)
+        self._inner, self._stored = inner, stored
+        self._kind = Texts.of(kind.load_encoder(), kind.tokens, kind.prompts, kind.negative)
         self.uses_stored = stored == self._kind
         self._seen = self._left_out = 0
         null = self._kind.encode([])
@@ -48,9 +48,7 @@ class CaptionStream(Stream):
 
     def with_channels(self, channels: int) -> Self:
         """Return this stream with its images converted to grey (1) or RGB (3)."""
-        converted = type(self)(self._inner.with_channels(channels), self._kind)
-        converted.uses_stored = self.uses_stored
-        return converted
+        return type(self)(self._inner.with_channels(channels), self._kind, self._stored)
 
     def shard(self, number: int) -> Iterator[Sample]:
         """Yield the samples of a shard that have a caption."""
@@ -72,13 +70,13 @@ class CaptionStream(Stream):
     def condition(self, samples: Sequence[Sample]) -> TextEmbeddings:
         """Return the embeddings of the samples' captions, in float16."""
         if self.uses_stored and all(sample.embedding is not None for sample in samples):
-            return self._stored(samples)
+            return self._embeddings(samples)
         found = self._kind.load_encoder().encode(
             [sample.caption or "" for sample in samples], self._kind.tokens, warn=False
         )
         return TextEmbeddings(found.tokens.half(), found.mask, *self._null)
 
-    def _stored(self, samples: Sequence[Sample]) -> TextEmbeddings:
+    def _embeddings(self, samples: Sequence[Sample]) -> TextEmbeddings:
         tokens = torch.zeros(len(samples), self._kind.tokens, self._kind.width, dtype=torch.float16)
         mask = torch.zeros(len(samples), self._kind.tokens, dtype=torch.bool)
         for row, sample in enumerate(samples):

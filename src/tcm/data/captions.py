@@ -69,7 +69,7 @@ class EncodedCaptions(Annotations):
         shown = [captions.texts[index] for index in np.linspace(0, len(captions) - 1, SHOWN).astype(int).tolist()]
         encoder = kind.load_encoder()
         self.captions = captions
-        self._kind = Texts.of(encoder, kind.tokens, tuple(dict.fromkeys(shown)))
+        self._kind = Texts.of(encoder, kind.tokens, tuple(dict.fromkeys(shown)), kind.negative)
         empty = kind.encode([])
         self._null = TextEmbeddings(empty.tokens.half(), empty.mask, empty.null_tokens.half(), empty.null_mask)
         self._tokens: NDArray[np.float16] = np.empty((len(captions), kind.tokens, kind.width), np.float16)

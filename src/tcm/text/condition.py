@@ -35,10 +35,12 @@ class Texts(ConditionKind):
                 raise TcmError(f"{name}={number} must be at least 1")
 
     @classmethod
-    def of(cls, encoder: TextEncoder, tokens: int | None = None, prompts: Sequence[str] = ()) -> "Texts":
+    def of(
+        cls, encoder: TextEncoder, tokens: int | None = None, prompts: Sequence[str] = (), negative: str = ""
+    ) -> "Texts":
         """The kind of a model that is given this encoder's outputs, of all its tokens or the first few."""
         kept = encoder.longest if tokens is None else tokens
-        return cls(encoder.reference, encoder.width, kept, encoder.sha256, tuple(prompts))
+        return cls(encoder.reference, encoder.width, kept, encoder.sha256, tuple(prompts), negative)
 
     def __str__(self) -> str:
         if not self.encoder:
