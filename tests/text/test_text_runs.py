@@ -14,6 +14,7 @@ import torch
 from inprocess import train
 from launching import fingerprint
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_text import save_clip, save_encoder, texts
 from typer.testing import CliRunner
 
@@ -223,6 +224,54 @@ def test_prompts_are_measured(home: Path, run: Path) -> None:
         out = network(**pixels, **tokenizer(prompts, padding=True, return_tensors="pt"))
     truth = (100 * out.logits_per_image.diag() / network.logit_scale.exp()).clamp_min(0).mean()
     assert found["clip-score"].value == pytest.approx(float(truth.detach()), abs=0.05)
+
+
+def test_an_incomplete_clip_gives_no_score(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a vocabulary or some of the weights, transformers would make them up; a whole one loads quietly."""
+    folder, device = save_clip(tmp_path / "clip"), torch.device("cpu")
+    capfd.readouterr()
+    load_clip(str(folder), device)
+    assert capfd.readouterr().err == ""
+    weights = load_file(folder / "model.safetensors")
+    without = {name: tensor for name, tensor in weights.items() if name != "visual_projection.weight"}
+    save_file(without, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TcmError, match=r"clip holds no CLIP model .*its weights lack visual_projection.weight"):
+        load_clip(str(folder), device)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        TcmError, match=r"clip holds no CLIP model that can be loaded \(no vocabulary\); check the folder"
+    ):
+        load_clip(str(folder), device)
+
+
+def test_texts_are_not_measured_without_prompts(home: Path, run: Path, tmp_path: Path) -> None:
+    """The model's own few prompts are not those of the data; a prompt for all images is a choice, and allowed."""
+    words = [run / "2-truncated" / "model", "--data", home / "data.npz", "--detector", detector(home), "-n", 4]
+    remedy = "give --prompts FILE, or --data-conditions for the data's own captions"
+    with pytest.raises(TcmError, match=f"the model takes texts, and its own 2 prompts are not those .*; {remedy}"):
+        invoke("eval", *words)
+    with pytest.raises(
+        TcmError, match=r"the model takes texts, .*; give --data-conditions for the data's own captions"
+    ):
+        invoke("times", *words)
+    assert "best second time" in invoke("times", *words, "--grid", "1,2", "--data-conditions")
+    (tmp_path / "three.txt").write_text("a red cat\na blue dog\nthe white apple\n")
+    invoke("eval", *words, "--class", "a red cat", "--scores", tmp_path / "one.jsonl")
+    invoke("eval", *words[:-1], 2, "--prompts", tmp_path / "three.txt", "--scores", tmp_path / "two.jsonl")
+    assert "first 2 of 3 prompts of three.txt" in str(read_scores(tmp_path / "two.jsonl")[0].sampling)
+
+
+def test_sampling_says_which_prompts_are_drawn(run: Path, tmp_path: Path) -> None:
+    words = ["sample", run / "2-truncated" / "model", "-n", 1, "--out", tmp_path / "x.png"]
+    own = "without --prompt or --prompts, each image is of one of the model's own: 'a red cat', 'the blue dog'"
+    assert own in invoke(*words)
+    assert "without --prompt" not in invoke(*words, "--prompt", "a cat")
+    model = Model.load(run / "2-truncated" / "model")
+    bare = replace(model.card.condition, prompts=())
+    replace(model, card=model.card.model_copy(update={"condition": bare})).save(tmp_path / "bare")
+    words[1] = tmp_path / "bare"
+    assert "without --prompt or --prompts, all images are of the empty text" in invoke(*words)
 
 
 def test_eval_warns_once_of_all_prompts_that_are_cut(home: Path, run: Path) -> None:

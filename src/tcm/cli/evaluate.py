@@ -151,6 +151,7 @@ def best_times(
     from rich.progress import track
 
     from tcm.cli import scoring
+    from tcm.cli.model_scores import check_prompted
     from tcm.evaluation.features import load_detector
     from tcm.evaluation.generation import conditions_of, parse_times
     from tcm.evaluation.second_time import save_plot, save_second_time, search_time, time_grid
@@ -164,6 +165,7 @@ def best_times(
         with processes.agreeing():
             model = model_of(model, processes)
         loaded = load(model).to(processes.device)
+        check_prompted(loaded, data_conditions, "--data-conditions for the data's own captions")
         tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
         reference = scoring.reference_for(data, split, network, False, batch, processes)

@@ -24,6 +24,7 @@ from tcm.evaluation.sharing import share
 from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
+from tcm.text.condition import Texts
 from tcm.weights import Model
 
 
@@ -38,9 +39,11 @@ class Drawn:
     @staticmethod
     def of(path: Path, seed: int, count: int | None) -> Drawn:
         """The first `count` prompts of a file."""
-        prompts = read_prompts(path)[:count]
+        every = read_prompts(path)
+        prompts = every[:count]
         digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
-        return Drawn(prompts, seed, f", {len(prompts):,} prompts of {path.name} ({digest[:8]})")
+        some = f"{len(every):,}" if prompts == every else f"first {len(prompts):,} of {len(every):,}"
+        return Drawn(prompts, seed, f", {some} prompts of {path.name} ({digest[:8]})")
 
     def texts(self, seeds: Sequence[int]) -> list[str]:
         """The prompts of these seeds."""
@@ -100,8 +103,19 @@ class Asked:
         return reference_for(self.data, self.split, detector, keep, self.batch, processes, self.reference_count)
 
 
+def check_prompted(model: Model, given: bool, remedy: str) -> None:
+    """Refuse to measure a model of texts by the few prompts that it is shown with: the data are not of these."""
+    if isinstance(model.card.condition, Texts) and not given:
+        raise TcmError(
+            f"the model takes texts, and its own {len(model.card.condition.prompts)} prompts are not those of the "
+            f"data: a distance between them would say nothing; give {remedy}"
+        )
+
+
 def scores_of_model(model: Model, name: str, asked: Asked, detector: Detector, processes: Processes) -> list[Score]:
     """All that was asked for, with progress bars."""
+    given = asked.data_conditions or asked.prompts is not None or asked.sampling.choice is not None
+    check_prompted(model, given, "--prompts FILE, or --data-conditions for the data's own captions")
     model = model if asked.guidance is None else model.guided(asked.guidance)
     needed = asked.dfid or asked.data_conditions or asked.retrieval
     dataset = dataset_for(asked.data, asked.split, model.card.condition) if needed else None

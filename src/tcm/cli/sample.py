@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
+    from tcm.weights import Model
 
 MOST_SHOWN = 64
 SamplingPrecision = Literal["fp32", "bf16"]
@@ -88,6 +89,8 @@ def sample(
             loaded = loaded if guidance is None else loaded.guided(guidance)
             if processes.first:
                 make_room(out, overwrite)
+                if wanted is None and choice is None:
+                    _say_prompts(loaded)
         own = share(processes, chosen)
         start = time.perf_counter()
         if wanted is None and negative is not None:
@@ -106,6 +109,17 @@ def sample(
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
             if show:
                 _show(first, out)
+
+
+def _say_prompts(model: Model) -> None:
+    """Say what a model of texts draws if it is given none."""
+    from tcm.text.condition import Texts
+
+    kind = model.card.condition
+    if isinstance(kind, Texts):
+        own = ", ".join(repr(prompt) for prompt in kind.prompts)
+        drawn = f"each image is of one of the model's own: {own}" if own else "all images are of the empty text"
+        typer.echo(f"without --prompt or --prompts, {drawn}", err=True)
 
 
 def _keeping(images: Iterable[Tensor], first: list[Tensor]) -> Iterator[Tensor]:

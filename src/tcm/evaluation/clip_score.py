@@ -18,6 +18,7 @@ from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
 from tcm.foundation.processes import Processes
+from tcm.text.encoders import check_vocabulary, load_whole
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def load_clip(folder: str, device: torch.device) -> Clip:
             f"--clip {folder} is not a folder; give one with a CLIP model, its tokenizer and image processor"
         )
     try:
-        model = transformers.CLIPModel.from_pretrained(folder, use_safetensors=True).eval().to(device)
+        check_vocabulary(Path(folder))
+        model = load_whole(transformers, transformers.CLIPModel, folder).to(device)
         images = transformers.AutoImageProcessor.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:

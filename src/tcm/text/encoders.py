@@ -100,7 +100,7 @@ def load_encoder(reference: str) -> TextEncoder:
     transformers = _library()
     model_path, tokenizer_path = _paths(reference)
     try:
-        _check_vocabulary(Path(tokenizer_path))
+        check_vocabulary(Path(tokenizer_path))
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise TcmError(
@@ -135,6 +135,14 @@ def _text_model(transformers: Any, path: str) -> nn.Module:
     """The encoder in float32, from safetensors alone; of CLIP only the part that reads texts."""
     is_clip = transformers.AutoConfig.from_pretrained(path).model_type == "clip"
     loader = transformers.CLIPTextModel if is_clip else transformers.AutoModelForTextEncoding
+    return load_whole(transformers, loader, path)
+
+
+def load_whole(transformers: Any, loader: Any, path: str) -> nn.Module:
+    """A frozen model in float32, from safetensors alone; ValueError if weights are missing that count.
+
+    transformers itself would make up what is missing, and only print a report of it.
+    """
     with _quiet(transformers):
         loaded = loader.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
     model: nn.Module = loaded[0]
@@ -182,7 +190,7 @@ def _paths(reference: str) -> tuple[str, str]:
     return str(folder), str(folder)
 
 
-def _check_vocabulary(folder: Path) -> None:
+def check_vocabulary(folder: Path) -> None:
     """Refuse a folder without a vocabulary: transformers would make up an empty one."""
     if folder.is_dir() and not any((folder / name).is_file() for name in VOCABULARIES):
         raise ValueError("no vocabulary")
