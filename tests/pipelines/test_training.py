@@ -6,13 +6,14 @@ import re
 import shlex
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from inprocess import train
-from launching import Launcher, fingerprint, losses
+from launching import Command, Launcher, fingerprint, losses
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ import tcm
 from tcm.cli.main import app
 from tcm.data import open_dataset
 from tcm.data.encoded import EncodedDataset, StoredTexts
+from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Curriculum
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
@@ -43,11 +45,10 @@ batch = 8
 learning_rate = 1e-4
 """
 SMALL = [
-    *(f"*.{word}" for word in ("steps=3", "batch=8", "log_every=1", "checkpoint_every=100", "sample_every=0")),
+    *(f"*.{word}" for word in ("steps=3", "batch=8", "log_every=1", "checkpoint_every=2", "sample_every=0")),
     *(f"{stage}.{word}" for stage in ("consistency", "truncated") for word in ("accumulation=2", "warmup=0")),
     "*.precision=fp32",
     "*.accept_rounding=false",
-    "truncated.checkpoint_every=2",
     "consistency.init=init",  # so that each of the first two stages can be trained alone
     "consistency.watched_images=8",
     "consistency.curriculum.d=1",
@@ -117,17 +118,22 @@ def test_all_stages(finished: Path, pipeline: Path, tmp_path: Path) -> None:
     assert "timesteps=[999, 563]" in (tmp_path / "exported" / "README.md").read_text()
 
 
-def test_killed_and_resumed(
-    finished: Path, written: Path, data: Path, pipeline: Path, tmp_path: Path, launcher: Launcher
-) -> None:
-    """Killed after a checkpoint of stage 2, and resumed without --init: the same bits."""
+def killed_after(command: Command, run: Path, stage: str) -> None:
+    """Kill a command once the checkpoint of step 2 of a stage is there, before the stage ends."""
+    command.until(lambda: any(run.glob(f"{stage}/state/step-2/*")), patience=600)
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL, command.text
+    assert not (run / stage / "model").exists()
+
+
+def test_killed_and_resumed(finished: Path, pipeline: Path, tmp_path: Path, launcher: Launcher) -> None:
+    """Killed within each stage, after its checkpoint, and resumed without --init: the same bits."""
     run, path = tmp_path / "run", tmp_path / "same.toml"
     path.write_text(to_toml(resolve(str(finished / "recipe.toml"))))
-    command = launcher.start("train", str(path), "--init", str(pipeline), "--run", str(run))
-    command.until(lambda: any(run.glob("2-truncated/state/step-2/*")), patience=600)
-    command.send(signal.SIGKILL)
-    assert command.wait() in (-signal.SIGKILL, 0), command.text
-    assert not (run / STAGES["truncated"] / "model").exists() or command.wait() == 0
+    words = [str(path), "--init", str(pipeline), "--run", str(run)]
+    for stage in STAGES.values():
+        killed_after(launcher.start("train", *words), run, stage)
+        words = [str(run)]
     train(resolve(str(run / "recipe.toml")), run)
     assert fingerprint(run) == fingerprint(finished)
 
@@ -173,6 +179,45 @@ def test_latents_made_ahead(
     assert all_losses(tmp_path / "run", *stages) == all_losses(finished, *stages)
 
 
+def test_a_stream_killed_and_resumed(
+    written: Path, data: Path, pipeline: Path, tmp_path: Path, launcher: Launcher
+) -> None:
+    """Shards of captioned images, encoded during training, and a negative prompt, without which the losses differ."""
+    prepared = CliRunner().invoke(app, ["data", "prepare", str(data), str(tmp_path / "shards"), "--workers", "0"])
+    assert prepared.exit_code == 0, prepared.output
+    words = ('order=["consistency"]', "consistency.steps=4")
+    recipe = recipe_of(written, Path(f"stream:{tmp_path / 'shards'}"), pipeline, *words)
+    options = RunOptions(init=str(pipeline))
+    train(recipe, tmp_path / "undisturbed", options)
+    path, run = tmp_path / "same.toml", tmp_path / "run"
+    path.write_text(to_toml(recipe))
+    command = launcher.start("train", str(path), "--init", str(pipeline), "--run", str(run))
+    killed_after(command, run, STAGES["consistency"])
+    train(resolve(str(run / "recipe.toml")), run)
+    assert fingerprint(run) == fingerprint(tmp_path / "undisturbed")
+    without = recipe.model_copy(update={"condition": replace(recipe.condition, negative="")})
+    train(without, tmp_path / "without", options)
+    assert all_losses(tmp_path / "without", "consistency") != all_losses(run, "consistency")
+
+
+def test_a_start_that_is_not_there_is_named_before_the_data(
+    tmp_path: Path, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe's own data is a stream that nobody has; without the hub, only its cache is asked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        (["--init", "someone/gone"], "--init: someone/gone is neither a folder nor a model on the hub"),
+        (["--init", "./nowhere"], "--init: ./nowhere is not a folder; give a model folder"),
+        ([], "consistency.init needs the model that the run starts from; give it with --init MODEL"),
+        (["--init", str(pipeline)], "there is no file or folder coyo-512; give the path or the URLs of the shards"),
+    ):
+        ended = CliRunner().invoke(app, ["train", "sd15-coyo", *words])
+        assert str(ended.exception).startswith(said)
+        assert isinstance(ended.exception, TcmError)
+
+
 def test_tangents(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None:
     """Guided distillation by the derivative: at a fine ratio the loss of the first step is that of a difference."""
     recipe, found = recipe_of(written, data, pipeline), {}
@@ -210,7 +255,7 @@ BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", DOCS, flags=re.S)
 
 def test_docs(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's commands and code, as they are but for sizes; the hub's pipeline is the tiny one."""
-    cached = tmp_path / "hub" / "models--runwayml--stable-diffusion-v1-5"
+    cached = tmp_path / "hub" / "models--stable-diffusion-v1-5--stable-diffusion-v1-5"
     shutil.copytree(pipeline, cached / "snapshots" / "abc")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")

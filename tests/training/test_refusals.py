@@ -73,7 +73,7 @@ def test_no_init(tmp_path: Path) -> None:
 
 def test_an_init_that_is_not_there(tmp_path: Path) -> None:
     message = refusal(tiny_recipe(4, *STAGE_1), tmp_path, "./nowhere")
-    assert message.startswith("./nowhere is not a folder; give a model folder")
+    assert message.startswith("--init: ./nowhere is not a folder; give a model folder")
 
 
 def test_an_init_of_another_network(tmp_path: Path) -> None:

@@ -222,6 +222,10 @@ def open_stream(
     if name.startswith(HUB) or (folder.is_dir() and not shards):
         return RowStream(name, split, channels, class_names)
     only_train(name, split)
+    if not shards and not folder.exists() and not any(mark in name for mark in ("://", "{", "pipe:")):
+        raise TcmError(
+            f"there is no file or folder {name}; give the path or the URLs of the shards (--data, data.path)"
+        )
     shard_folder = folder if shards else folder.parent
     return ShardStream(shards or _expanded(name), channels, shard_class_names(shard_folder) or class_names)
 

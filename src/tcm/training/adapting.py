@@ -14,6 +14,7 @@ from tcm.recipes.lineage import condition_keys, condition_of
 from tcm.recipes.resolve import recipe_of, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.text.pipeline_folders import find_pipeline
+from tcm.training.stage_models import check_init
 from tcm.weights import inspect
 
 SAMPLE = 2000
@@ -49,7 +50,10 @@ def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -
 
     The keys that the user has `given`, how the UNet is trained, and the recipe's prompts stay as they are.
     """
-    if init is None or not recipe.network.comes_with_pipeline or find_pipeline(init) is None:
+    if init is None or not recipe.network.comes_with_pipeline:
+        return recipe
+    check_init(recipe, frozenset(), init)
+    if find_pipeline(init) is None:
         return recipe
     card, own = inspect(init), tomllib.loads(to_toml(recipe))
     keys = {"image_shape", "condition", "latents", "sigma_data", "t_min", "t_max", "network"}

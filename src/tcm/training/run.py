@@ -1,6 +1,6 @@
 """A run: the stages of a recipe in order, each into its folder; an interrupted one resumes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +48,7 @@ from tcm.training.stage_models import (
     ROLES,
     Sources,
     card_of,
+    check_init,
     check_run,
     companion_of,
     models_of_run,
@@ -163,6 +164,8 @@ class Run:
             self._check_processes()
             resumed = resumption(self.recipe, self.folder, self.options.later)
             init = noted_init(self.options.init, self.folder)
+            folders = stage_folders(self.recipe, self.folder)
+            check_init(self.recipe, _done(folders, resumed).keys(), init)
             spec, expected = self.recipe.data, condition_of(self.recipe)
             data = open_data(spec.path, channels=spec.channels, expected=expected)
             condition, shape = check_data(self.recipe, data), shape_of(self.recipe, data)
@@ -170,7 +173,6 @@ class Run:
                 name: batches_of(self.recipe, stage.batch, data, self.processes)
                 for name, stage in self.recipe.stages.items()
             }
-            folders = stage_folders(self.recipe, self.folder)
             recipe = settled(self.recipe, self.folder)
             cards = {name: card_of(recipe, name, shape, condition) for name in folders}
             plan = RunPlan(data, batches, cards, folders, init, resumed)
@@ -322,13 +324,18 @@ class RunPlan:
     @property
     def done(self) -> dict[str, Path]:
         """The models of the stages that are not trained any more."""
-        again = {*self.resumption.extended, *self.resumption.redone}
-        return {name: model for name, model in self.models.items() if model.is_dir() and name not in again}
+        return _done(self.folders, self.resumption)
 
     @property
     def models(self) -> dict[str, Path]:
         """Where each stage's model is, or will be."""
         return {name: folder / "model" for name, folder in self.folders.items()}
+
+
+def _done(folders: Mapping[str, Path], resumed: Resumption) -> dict[str, Path]:
+    models = {name: folder / "model" for name, folder in folders.items()}
+    again = {*resumed.extended, *resumed.redone}
+    return {name: model for name, model in models.items() if model.is_dir() and name not in again}
 
 
 def train_stage_alone(

@@ -1,6 +1,6 @@
 """Where a stage's models come from: scratch, an earlier stage, the model given with --init, a model folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,17 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.recipes.lineage import network_of, roles_of, source_stage, trained_roles
+from tcm.recipes.lineage import network_of, roles_of, source_stage, stages_before, trained_roles
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role
-from tcm.weights import Model, ModelCard, Provenance, inspect, load
+from tcm.weights import Model, ModelCard, Provenance, find, inspect, load
 from tcm.weights.tensors import check_tensors
 
 ROLES = "roles"
 """The folder, in a stage's, of the models of the other roles that it trains."""
 NETWORK, HEAD = "network.", "uncertainty."
 """The prefixes of a denoiser's tensors; a consistency model does not use the uncertainty head."""
+NO_INIT = "{} needs the model that the run starts from; give it with --init MODEL"
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,27 @@ class Sources:
             reference = "init"
         if reference == "init":
             if self.init is None:
-                raise TcmError(f"{key} needs the model that the run starts from; give it with --init MODEL")
+                raise TcmError(NO_INIT.format(key))
             return self.init
         return self.earlier.get(reference, reference)
+
+
+def check_init(recipe: Recipe, done: Set[str], init: str | None) -> None:
+    """Refuse a run whose first model is not given or not there, before its data are opened.
+
+    `done` are the stages that do not start any more.
+    """
+    for name in recipe.stages:
+        first = not stages_before(recipe, name)
+        for role in roles_of(recipe, name).values():
+            if name in done or not (role.source == "init" or (first and role.source == "previous")):
+                continue
+            if init is None:
+                raise TcmError(NO_INIT.format(f"{name}.{role.key}"))
+            try:
+                find(init)
+            except TcmError as error:
+                raise TcmError(f"--init: {error}") from error
 
 
 def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], done: Mapping[str, Path], init: str | None) -> None:

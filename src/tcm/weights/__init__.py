@@ -124,4 +124,6 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise TcmError(f"{name} is neither a folder nor a model on the hub ({reason})") from error
+        raise TcmError(
+            f"{name} is neither a folder nor a model on the hub ({reason}); check the name and the connection"
+        ) from error
