@@ -2,6 +2,7 @@
 
 import shutil
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition
 from tcm.method.curriculum import SMALLEST_R
 from tcm.method.distances import uniform
-from tcm.method.objectives import Draw, Objective, f_trunc
+from tcm.method.objectives import Draw, Objective, Tangents, draw, f_trunc
 from tcm.method.preconditioning import Masks, c_out
 from tcm.method.solvers import euler, heun
 
@@ -407,20 +408,50 @@ def test_learned_uncertainty_divides_the_loss_and_is_added_to_it() -> None:
     assert float(f.uncertainty.weight.grad.norm()) > 0
 
 
-def test_label_dropout_takes_the_stated_share_of_labels_away() -> None:
+DROPPING = (Diffusion(), Consistency(), STAGE_2, Consistency(pairs=Tangents()))
+
+
+@pytest.mark.parametrize("objective", DROPPING, ids=["diffusion", "consistency", "truncated", "tangents"])
+def test_label_dropout_takes_the_stated_share_of_labels_away(objective: Objective) -> None:
     before = torch.arange(2000) % 7
     batch = Batch.whole(torch.zeros(2000, 1, 1, 1), Labels(before))
     models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    labels = Diffusion(label_dropout=0.3).draw(models, batch, 0, SampleStreams(range(2000))).condition.index
-    gone = labels == -1
+    whole = objective.draw(models, batch, 0, SampleStreams(range(2000)))
+    drawn = replace(objective, label_dropout=0.3).draw(models, batch, 0, SampleStreams(range(2000)))
+    gone = drawn.condition.index == -1
     assert float(gone.float().mean()) == pytest.approx(0.3, abs=0.04)
-    assert torch.equal(labels[~gone], before[~gone])
+    assert torch.equal(drawn.condition.index[~gone], before[~gone])
+    assert torch.equal(drawn.t, whole.t), "nothing else that is random changes"
+    assert torch.equal(drawn.eps, whole.eps)
+    with pytest.raises(TcmError, match="label_dropout=1 must be at least 0 and below 1; use 0 for none"):
+        replace(objective, label_dropout=1.0)
 
 
-def test_weights_of_diffusion_do_not_change_with_label_dropout_off() -> None:
+@pytest.mark.parametrize("objective", DROPPING, ids=["diffusion", "consistency", "truncated", "tangents"])
+def test_nothing_is_drawn_for_label_dropout_that_is_off(objective: Objective) -> None:
     batch = Batch.whole(torch.zeros(5, 1, 1, 1), Labels(torch.arange(5)))
-    models = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}
-    assert Diffusion().draw(models, batch, 0, SampleStreams(range(5))).condition is batch.condition
+    models, streams = {"student": Exact(gaussian_denoiser(S), (1, 1, 1))}, SampleStreams(range(5))
+    assert objective.draw(models, batch, 0, streams).condition is batch.condition
+    untouched = SampleStreams(range(5))
+    draw(objective.times.at(0), models, batch, untouched)
+    assert torch.equal(streams.uniform(), untouched.uniform()), "so losses keep their bits"
+
+
+def test_a_hidden_condition_is_hidden_from_student_frozen_model_and_teacher_alike() -> None:
+    """The loss of a batch whose conditions are dropped is that of a batch that has none of them."""
+    f = lively(networks()[0], Classes(3))
+    models = {"student": f, "frozen": lively(networks()[0], Classes(3)), "teacher": lively(networks()[0], Classes(3))}
+    pairs = Pairs(proportional(0.1), distillation=Distillation(guidance=2.0))
+    objective = TruncatedConsistency(STAGE_2.times, pairs, label_dropout=1 - 1e-12)
+    x = torch.rand(8, 1, 8, 8)
+    found = [
+        objective.loss(models, Batch.whole(x, Labels(labels)), 0, SampleStreams(range(8))).total
+        for labels in (torch.arange(8) % 3, torch.full((8,), -1))
+    ]
+    assert torch.equal(found[0], found[1])
+    kept = replace(objective, label_dropout=0.0)
+    other = kept.loss(models, Batch.whole(x, Labels(torch.arange(8) % 3)), 0, SampleStreams(range(8))).total
+    assert not torch.allclose(other, found[0])
 
 
 @given(st.integers(2, 3000), st.floats(0.001, 0.999))

@@ -249,6 +249,12 @@ WRONG_OVERRIDES = {
     "cifar10 truncated.guidance=2.0 truncated.teacher=init": (
         "cifar10: truncated.guidance=2.0 needs conditions; set conditional=true or guidance=1.0"
     ),
+    "digits consistency.label_dropout=1": (
+        "digits: consistency: label_dropout=1 must be at least 0 and below 1; use 0 for none"
+    ),
+    "digits conditional=false truncated.label_dropout=0.1": (
+        "digits: truncated.label_dropout=0.1 needs conditions; set conditional=true or label_dropout=0.0"
+    ),
     "digits conditional=false diffusion.label_dropout=0.1": (
         "digits: diffusion.label_dropout=0.1 needs conditions; set conditional=true or label_dropout=0.0"
     ),

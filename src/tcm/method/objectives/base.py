@@ -114,11 +114,22 @@ class Objective(ABC):
         return {}
 
 
-def draw(times: TimeDistribution, models: Models, batch: Batch, streams: SampleStreams) -> Draw:
-    """t ~ ψ_t, ε ~ N(0, I), dropout masks."""
+def draw(
+    times: TimeDistribution, models: Models, batch: Batch, streams: SampleStreams, label_dropout: float = 0.0
+) -> Draw:
+    """t ~ ψ_t, ε ~ N(0, I), dropout masks; the condition is dropped with probability `label_dropout`."""
     t = times.quantile(streams.uniform())
     eps = streams.normal(batch.x.shape[1:])
-    return Draw(t, eps, models["student"].network.draw_masks(streams), batch.condition)
+    masks, condition = models["student"].network.draw_masks(streams), batch.condition
+    if condition is not None and label_dropout:
+        condition = condition.keep(streams.uniform() >= label_dropout)
+    return Draw(t, eps, masks, condition)
+
+
+def check_label_dropout(label_dropout: float) -> None:
+    """Refuse what is not a probability, or hides every condition."""
+    if not 0 <= label_dropout < 1:
+        raise TcmError(f"label_dropout={label_dropout:g} must be at least 0 and below 1; use 0 for none")
 
 
 def model_of(models: Models, role: str, why: str) -> Denoiser:

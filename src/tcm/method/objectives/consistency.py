@@ -13,7 +13,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum, Spacing
 from tcm.method.distances import Distance, PseudoHuber, Weighting, inverse_delta
-from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw, model_of
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, check_label_dropout, draw, model_of
 from tcm.method.preconditioning import Denoiser, column
 from tcm.method.solvers import Step, guided, heun
 from tcm.method.times import LogNormal, TimeDistribution
@@ -101,13 +101,17 @@ class Consistency(Objective):
 
     times: TimeDistribution = LogNormal(-1.1, 2.0)
     pairs: Pairs = Pairs()
+    label_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_label_dropout(self.label_dropout)
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         return self.loss_at(models, batch, step, self.draw(models, batch, step, streams))
 
     def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
-        """t ~ ψ_t, ε ~ N(0, I), masks."""
-        return draw(self.times.at(step), models, batch, streams)
+        """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`."""
+        return draw(self.times.at(step), models, batch, streams, self.label_dropout)
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
         """The loss at given times and noise."""

@@ -1,11 +1,10 @@
 """Denoising: EDM's and EDM2's loss, which stage 0 minimises."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tcm.foundation.devices import to_device
-from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, check_label_dropout, draw
 from tcm.method.preconditioning import c_out, column
 from tcm.method.times import LogNormal, TimeDistribution
 
@@ -21,18 +20,14 @@ class Diffusion(Objective):
     label_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_dropout < 1:
-            raise TcmError(f"label_dropout={self.label_dropout:g} must be at least 0 and below 1; use 0 for none")
+        check_label_dropout(self.label_dropout)
 
     def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
         return self.loss_at(models, batch, step, self.draw(models, batch, step, streams))
 
     def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
         """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`, for guidance."""
-        drawn = draw(self.times.at(step), models, batch, streams)
-        if batch.condition is None or self.label_dropout == 0:
-            return drawn
-        return replace(drawn, condition=batch.condition.keep(streams.uniform() >= self.label_dropout))
+        return draw(self.times.at(step), models, batch, streams, self.label_dropout)
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
         """The loss at given times and noise."""

@@ -13,7 +13,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum
 from tcm.method.distances import Distance
-from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, draw
+from tcm.method.objectives.base import Batch, Draw, Losses, Models, Objective, check_label_dropout, draw
 from tcm.method.objectives.consistency import Pairs
 from tcm.method.times import TimeDistribution
 
@@ -30,8 +30,10 @@ class TruncatedConsistency(Objective):
     t_prime: float = 1.0
     w_b: float = 0.1
     rho: float = 0.25
+    label_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_label_dropout(self.label_dropout)
         if not 0 < self.rho < 1:
             raise TcmError(f"rho={self.rho} must lie between 0 and 1: it is the boundary samples' share of the batch")
         if not self.w_b >= 0:
@@ -45,7 +47,7 @@ class TruncatedConsistency(Objective):
 
     def draw(self, models: Models, batch: Batch, step: int, streams: SampleStreams) -> Draw:
         """t = t' for the boundary samples, t ~ ψ̄_t for the others. TCM Eq. 7."""
-        drawn = draw(self.times.at(step), models, batch, streams)
+        drawn = draw(self.times.at(step), models, batch, streams, self.label_dropout)
         return replace(drawn, t=torch.where(self.is_boundary(batch), self.t_prime, drawn.t))
 
     def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:

@@ -247,3 +247,8 @@ class Stage(Optimization):
                 f"{name}.schedule_offset={self.schedule_offset!r} has no effect on schedule='constant' and constant "
                 f"averages; remove it, or use schedule='inverse_sqrt' or a power average"
             )
+
+    def check_label_dropout(self, name: str, share: float, setting: Setting) -> None:
+        """Refuse to hide conditions that there are not."""
+        if share and not setting.conditional:
+            raise TcmError(f"{name}.label_dropout={share} needs conditions; set conditional=true or label_dropout=0.0")

@@ -53,6 +53,10 @@ class PairsStage(Stage):
         default=_SOLVER, description="how the teacher's trajectory is followed; tangents take one evaluation"
     )
     guidance: float = Field(default=Distillation.guidance, description="the teacher's guidance scale; 1 for none")
+    label_dropout: float = Field(
+        default=Consistency.label_dropout,
+        description="probability that the condition is hidden, so that the model also knows the null condition",
+    )
 
     schedule_captions: ClassVar[dict[str, str]] = {
         "ratio": "Ratio r/t of a pair's times: stage 1 raises it step by step, stage 2 holds the limit from the start."
@@ -110,6 +114,7 @@ class PairsStage(Stage):
 
     def check(self, name: str, setting: Setting) -> None:
         super().check(name, setting)
+        self.check_label_dropout(name, self.label_dropout, setting)
         if self.guidance != 1 and self.teacher is None:
             raise TcmError(
                 f"{name}.guidance={self.guidance} needs a teacher; name a diffusion stage as teacher or "
@@ -165,7 +170,7 @@ class ConsistencyStage(PairsStage):
             )
 
     def build(self, setting: Setting) -> Consistency:
-        return Consistency(self.times.within(*self.span(setting)), self.pairs(setting))
+        return Consistency(self.times.within(*self.span(setting)), self.pairs(setting), self.label_dropout)
 
     def describe(self) -> str:
         return f"{self.how} at all noise levels"

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tcm.foundation.errors import TcmError
 from tcm.method.objectives import Diffusion
 from tcm.method.sampling import HeunSampler
 from tcm.recipes.stages.base import Setting, Stage, Times
@@ -24,10 +23,7 @@ class DiffusionStage(Stage):
 
     def check(self, name: str, setting: Setting) -> None:
         super().check(name, setting)
-        if self.label_dropout and not setting.conditional:
-            raise TcmError(
-                f"{name}.label_dropout={self.label_dropout} needs conditions; set conditional=true or label_dropout=0.0"
-            )
+        self.check_label_dropout(name, self.label_dropout, setting)
 
     def sampler(self, second_time: float) -> HeunSampler:
         return HeunSampler()

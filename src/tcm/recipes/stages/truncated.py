@@ -143,7 +143,7 @@ class TruncatedStage(PairsStage):
         if self.t_prime == AUTO:
             return self.with_decided({"t_prime": t_prime}).build(setting)
         times, pairs = self.times.within(t_prime, high), self.pairs(setting)
-        objective = TruncatedConsistency(times, pairs, t_prime, self.w_b, self.rho)
+        objective = TruncatedConsistency(times, pairs, t_prime, self.w_b, self.rho, self.label_dropout)
         objective.boundary_count(self.batch)
         return objective
 
