@@ -32,6 +32,7 @@ from tcm.method.solvers import euler, guided
 from tcm.networks.diffusers_unet import ADAPTER, Lora, NoiseSchedule
 from tcm.report.drawing import PATHS, interpolate, path_from_noise
 from tcm.text.autoencoders import Latents
+from tcm.text.encoders import load_encoder
 from tcm.text.pipeline_folders import find_pipeline
 from tcm.weights import inspect
 from tcm.weights.pipeline_export import LORA_FOLDER, export_pipeline, timestep_of
@@ -140,6 +141,36 @@ def test_an_image_does_not_depend_on_its_batch(pipeline: Path) -> None:
     torch.testing.assert_close(alone[0], together[1], atol=CLOSE, rtol=CLOSE)
 
 
+def test_an_encoder_in_half_precision_does_not_fail_the_export(pipeline: Path, tmp_path: Path) -> None:
+    """As it is on an accelerator: both sides are given the same embeddings, on which this model depends strongly."""
+    model = student(pipeline)
+    with torch.no_grad():
+        for name, parameter in model.denoiser.named_parameters():
+            if name.endswith(("attn2.to_v.weight", "attn2.to_out.0.weight")):
+                parameter.mul_(30)
+    encoder = load_encoder(str(pipeline))
+    try:
+        encoder.model.half()
+        assert export_pipeline(model, tmp_path / "exported") < CLOSE
+    finally:
+        load_encoder.cache_clear()
+
+
+def test_a_second_time_between_two_timesteps(pipeline: Path, tmp_path: Path) -> None:
+    """The timestep is one that the model was trained for, though another is nearer; the folder says so."""
+    model = student(pipeline)
+    t_min, sampler = 2.0, replace(model.card.sampler, second_time=2.0)
+    card = model.card.model_copy(update={"sampler": sampler, "t_min": t_min})
+    export_pipeline(replace(model, card=card), tmp_path / "exported")
+    sigmas = NoiseSchedule().sigmas()
+    assert sigmas[562] < t_min < sigmas[563]
+    text = (tmp_path / "exported" / "README.md").read_text()
+    assert "timesteps=[999, 563]" in text
+    assert "second time, 2, lies between two timesteps. Timestep 563, σ = 2.00497, is the\nnearest" in text
+    export_pipeline(student(pipeline), tmp_path / "exact")
+    assert "between two timesteps" not in (tmp_path / "exact" / "README.md").read_text()
+
+
 def test_what_cannot_be_exported(pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(TcmError, match="is a diffusion model, which needs many steps"):
         export_pipeline(tcm.load(pipeline), tmp_path / "out")
@@ -159,6 +190,9 @@ def test_a_saved_model_is_the_same(pipeline: Path, tmp_path: Path) -> None:
 
 def test_timesteps() -> None:
     assert [timestep_of(NoiseSchedule(), t) for t in (0.001, 0.5, 1.0, 2.0, 80.0)] == [0, 169, 354, 562, 999]
+    assert timestep_of(NoiseSchedule(), 2.0, lowest=2.0) == 563
+    lowest = float(NoiseSchedule().sigmas()[563])
+    assert timestep_of(NoiseSchedule(), 1.0, lowest=round(lowest, 6)) == 563, "as a recipe writes it"
 
 
 # Latents

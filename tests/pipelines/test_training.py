@@ -171,6 +171,9 @@ def test_latents_made_ahead(
     assert isinstance(dataset.annotations, StoredTexts) == texts
     assert (dataset.count, dataset.shape, dataset.pixels(np.arange(2)).dtype) == (20, (4, 8, 8), np.float16)
     assert list(dataset.captions)[:2] == ["red cat", "blue dog"]
+    coloured = open_dataset(tmp_path / "latents", channels=3)
+    assert coloured.shape == (4, 8, 8), "data.channels=3 is for images"
+    assert np.array_equal(coloured.pixels(np.arange(20)), dataset.pixels(np.arange(20)))
     recipe = recipe_of(written, tmp_path / "latents", pipeline, 'order=["diffusion", "consistency"]')
     assert dataset.latents == recipe.latents
     options = RunOptions(init=str(pipeline))

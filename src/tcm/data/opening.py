@@ -72,8 +72,11 @@ def open_pictures(path: str | Path, split: str = "train") -> Pictures | Dataset:
 
 
 def with_channels(dataset: Dataset, channels: int) -> Dataset:
-    """Convert a data set to grey (ITU-R 601 luma, as Pillow rounds it) or to RGB (grey repeated), in memory."""
-    if dataset.shape[0] == channels:
+    """Convert a data set to grey (ITU-R 601 luma, as Pillow rounds it) or to RGB (grey repeated), in memory.
+
+    Latents, whose channels are no colours, stay as they are.
+    """
+    if dataset.shape[0] == channels or dataset.latents is not None:
         return dataset
     if dataset.trajectory(np.arange(1)) is not None:
         raise TcmError(

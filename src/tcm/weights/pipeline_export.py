@@ -14,6 +14,7 @@ from tcm.foundation.files import new_folder
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.sampling import ConsistencySampler
 from tcm.networks.diffusers_unet import DiffusersUNet, NoiseSchedule
+from tcm.text.condition import Texts
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
 from tcm.weights.model import Model
 from tcm.weights.pipelines import UNET_FILE
@@ -24,6 +25,8 @@ PROMPT = "a red cat"
 """What the exported pipeline is tried with."""
 BOUND = 1e-3
 """The largest difference from our image, in [−1, 1], at which a folder is written."""
+ROUNDING = 1e-5
+"""Relative differences of noise levels that come from writing them in decimals."""
 EXACT = 1e6
 """LCMScheduler's timestep_scaling: with it, its own c_skip and c_out are 0 and 1 at all times but 0."""
 
@@ -57,11 +60,15 @@ def _compared(model: Model, folder: Path) -> float:
     from diffusers import StableDiffusionPipeline
 
     model.to("cpu")
-    ours = model.sample(1, prompts=PROMPT)
+    # Encoded once: on an accelerator our text encoder computes in half precision, the pipeline's here does not.
+    texts = _texts_of(model).encode([PROMPT])
+    ours = model.sample(1, condition=texts)
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
     noise = SampleStreams([0]).normal(model.card.image_shape)
-    made = pipeline(PROMPT, num_inference_steps=1, guidance_scale=1.0, latents=noise, output_type="pt").images
+    made = pipeline(
+        prompt_embeds=texts.tokens, num_inference_steps=1, guidance_scale=1.0, latents=noise, output_type="pt"
+    ).images
     difference = float((2 * made - 1 - ours).abs().max())
     if not difference <= BOUND:
         raise TcmError(
@@ -70,13 +77,21 @@ def _compared(model: Model, folder: Path) -> float:
     return difference
 
 
-def timestep_of(noise: NoiseSchedule, t: float) -> int:
-    """The integer timestep whose noise is nearest to t, in ln σ.
+def timestep_of(noise: NoiseSchedule, t: float, lowest: float = 0.0) -> int:
+    """The integer timestep whose noise is nearest to t, in ln σ, of those with σ ≥ `lowest`.
 
-    >>> [timestep_of(NoiseSchedule(), t) for t in (0.5, 1.0, 2.0)]
-    [169, 354, 562]
+    >>> [timestep_of(NoiseSchedule(), t) for t in (0.5, 1.0, 2.0)], timestep_of(NoiseSchedule(), 2.0, lowest=2.0)
+    ([169, 354, 562], 563)
     """
-    return int((noise.sigmas().log() - torch.tensor(t, dtype=torch.float64).log()).abs().argmin())
+    sigmas = noise.sigmas()
+    distances = (sigmas.log() - torch.tensor(t, dtype=torch.float64).log()).abs()
+    return int(distances.where(sigmas >= lowest * (1 - ROUNDING), torch.inf).argmin())
+
+
+def _texts_of(model: Model) -> Texts:
+    kind = model.card.condition
+    assert isinstance(kind, Texts), "the UNet takes nothing else"
+    return kind
 
 
 def _source(model: Model) -> Path:
@@ -147,11 +162,20 @@ def _readme(model: Model, network: DiffusersUNet) -> str:
     sampler, noise = model.sampler, network.config.noise
     assert isinstance(sampler, ConsistencySampler), "checked"
     first = noise.timesteps - 1
-    second = timestep_of(noise, max(sampler.second_time, model.card.t_min))
+    wanted = max(sampler.second_time, model.card.t_min)
+    second = timestep_of(noise, wanted, model.card.t_min)
+    sigma = float(noise.sigmas()[second])
+    exact = abs(sigma / wanted - 1) < ROUNDING
+    between = "" if exact else BETWEEN.format(wanted=wanted, second=second, sigma=sigma)
     came = model.card.provenance
     lora = LORA_README if network.config.lora is not None else ""
     return README.format(
-        recipe=came.recipe or "unknown", stage=came.stage or "unknown", first=first, second=second, lora=lora
+        recipe=came.recipe or "unknown",
+        stage=came.stage or "unknown",
+        first=first,
+        second=second,
+        between=between,
+        lora=lora,
     )
 
 
@@ -171,9 +195,14 @@ Two steps, with the second at timestep {second}:
 ```python
 image = pipeline("a red cat", timesteps=[{first}, {second}], guidance_scale=1.0).images[0]
 ```
-
+{between}
 Guidance is part of the training: leave `guidance_scale` at 1.0.
 {lora}"""
+
+BETWEEN = """
+The model's own second time, {wanted:.6g}, lies between two timesteps. Timestep {second}, σ = {sigma:.6g}, is the
+nearest that the model was trained for: with it, two-step images differ a little from those of `tcm sample --steps 2`.
+"""
 
 LORA_README = """
 The folder `lora` has the trained low-rank changes alone, for the pipeline that they were trained on:
