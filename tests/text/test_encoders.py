@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_text import LONGEST, save_clip, save_encoder, save_tokenizer, texts
+from tiny_text import LONGEST, WORDS, save_clip, save_encoder, save_tokenizer, texts
 
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.method.conditions import Labels, TextEmbeddings
 from tcm.text.condition import UNREAD, Texts
-from tcm.text.encoders import load_encoder
+from tcm.text.encoders import AT_ONCE, load_encoder
 from tcm.text.fetch import fetch_encoder
 
 
@@ -38,6 +38,25 @@ def test_it_is_loaded_once_and_never_trained(folder: Path) -> None:
     encoder = load_encoder(str(folder))
     assert load_encoder(str(folder)) is encoder
     assert not any(parameter.requires_grad for parameter in encoder.model.parameters())
+
+
+def test_many_texts_are_encoded_a_few_at_a_time(folder: Path) -> None:
+    encoder, sizes = load_encoder(str(folder)), []
+    hook = encoder.model.register_forward_pre_hook(
+        lambda module, args, options: sizes.append(len(options["input_ids"])), with_kwargs=True
+    )
+    many = [f"a {first} {second}" for first in WORDS for second in WORDS]
+    try:
+        found = encoder.encode(many)
+    finally:
+        hook.remove()
+    assert max(sizes) <= AT_ONCE < len(many)
+    assert found.texts == tuple(many)
+    for number in (0, AT_ONCE - 1, AT_ONCE, len(many) - 1):
+        alone = encoder.encode(many[number : number + 1])
+        assert torch.equal(found.mask[number], alone.mask[0])
+        torch.testing.assert_close(found.tokens[number], alone.tokens[0])
+        torch.testing.assert_close(found.null_tokens, alone.null_tokens)
 
 
 def test_its_hash_is_that_of_weights_and_vocabulary(folder: Path, tmp_path: Path) -> None:

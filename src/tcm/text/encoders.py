@@ -22,6 +22,8 @@ from tcm.text.pipeline_folders import find_pipeline
 
 FETCHABLE = ("minilm",)
 """The encoders that `tcm text fetch` knows."""
+AT_ONCE = 64
+"""Texts that are encoded together."""
 MOST_TOKENS = 512
 """A tokenizer without a limit of its own claims an astronomic one."""
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
@@ -52,7 +54,9 @@ class TextEncoder:
         limit = self.longest if tokens is None else tokens
         if warn:
             self.warn_of_cuts(texts, limit)
-        outputs, mask = self._outputs([*texts, ""], limit)
+        every = [*texts, ""]
+        parts = [self._outputs(every[start : start + AT_ONCE], limit) for start in range(0, len(every), AT_ONCE)]
+        outputs, mask = (torch.cat(some) for some in zip(*parts, strict=True))
         return TextEmbeddings(outputs[:-1], mask[:-1], outputs[-1], mask[-1], tuple(texts))
 
     def cut(self, text: str, tokens: int) -> str | None:
