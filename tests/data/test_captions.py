@@ -21,7 +21,9 @@ from tcm.data.arrays import save_npz
 from tcm.data.caption_streams import CaptionStream, embedding_bytes, embedding_of
 from tcm.data.captions import Captions, EncodedCaptions
 from tcm.data.dataset import ClassLabels
+from tcm.data.decode import BrokenImage
 from tcm.data.emoji import emoji_splits, is_held_out
+from tcm.data.huggingface import encoded_bytes
 from tcm.data.opening import open_pictures
 from tcm.data.prepare import Crop, Form, Preparation, prepare_dataset, prepared_images, write_prepared
 from tcm.foundation.errors import TcmError, TcmWarning
@@ -248,6 +250,43 @@ def test_what_a_stream_leaves_out_is_counted(tmp_path: Path, kind: Texts) -> Non
         again = StreamBatches(stream, seed=0, batch=7).starting_at(4, batches[3].resume)
         for loaded, truth in zip(islice(again, 4), batches[4:], strict=True):
             assert torch.equal(loaded.images, truth.images)
+
+
+def test_a_stream_may_begin_with_broken_images(tmp_path: Path, kind: Texts) -> None:
+    """They are counted as others are; a stream of nothing else is refused with the first one's problem."""
+    files = samples()
+    files[0]["png"] = files[3]["png"] = b"broken"
+    write_shards(tmp_path / "shards", files)
+    stream = open_data(f"stream:{tmp_path / 'shards'}", expected=kind)
+    assert stream.shape == (3, 8, 8)
+    with pytest.warns(TcmWarning, match=r"1 of \d+ samples are left out; the last one: .*cannot be read as an image"):
+        batches = list(islice(StreamBatches(stream, seed=0, batch=7).starting_at(0), 8))
+    assert {value_of(image) // 7 for loaded in batches for image in loaded.images} == set(range(24)) - {0, 3}
+    write_shards(tmp_path / "bad", [{"png": b"broken", "txt": b"a cat"} for _ in range(5)])
+    with pytest.raises(
+        TcmError, match=r"00000.tar/000000 cannot be read as an image .*`tcm data prepare --skip-broken`"
+    ):
+        open_data(f"stream:{tmp_path / 'bad'}", expected=kind)
+
+
+def test_rows_without_an_image_are_left_out_of_a_stream(tmp_path: Path, kind: Texts) -> None:
+    """The first one, and one whose file is not there any more."""
+    datasets = pytest.importorskip("datasets")
+    write_folder(tmp_path / "images")
+    paths = [str(tmp_path / "images" / f"{index:03d}.png") for index in range(24)]
+    rows = {"image": [None, *paths[1:]], "caption": CAPTIONS}
+    saved = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    saved.save_to_disk(tmp_path / "saved")
+    stream = open_data(f"stream:{tmp_path / 'saved'}", expected=kind)
+    with pytest.warns(
+        TcmWarning, match=r"1 of \d+ samples are left out; the last one: .* row 0 of shard 0 has no image"
+    ):
+        batches = list(islice(StreamBatches(stream, seed=0, batch=7).starting_at(0), 8))
+    assert {value_of(image) // 7 for loaded in batches for image in loaded.images} == set(range(1, 24))
+    with pytest.raises(
+        BrokenImage, match=r"row 3 names an image that cannot be read .*; put it there, or leave it out"
+    ):
+        encoded_bytes({"bytes": None, "path": str(tmp_path / "gone.png")}, "row 3")
 
 
 def test_too_much_left_out_is_an_error(tmp_path: Path, kind: Texts) -> None:

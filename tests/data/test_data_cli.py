@@ -73,7 +73,7 @@ def test_info_of_broken_files(tcm: Tcm, tmp_path: Path) -> None:
     assert done.stderr.startswith("error: 00003.png cannot be read")
     assert done.stderr.count("\n") == 1
     assert "BytesIO" not in done.stderr
-    assert done.stderr.endswith("; fix or remove it, or pass --skip-broken\n")
+    assert done.stderr.endswith("; fix or remove it, or leave it out with `tcm data prepare --skip-broken`\n")
     done = tcm("info", "d", "--skip-broken")
     assert done.exit_code == 0, done.stderr
     assert "left out: 00003.png cannot be read" in done.stdout

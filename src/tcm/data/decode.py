@@ -48,10 +48,10 @@ _DECODER_ERRORS = (
 
 
 class BrokenImage(TcmError):
-    """One image file that cannot be used: what is wrong with it, and what else than `--skip-broken` helps.
+    """One image file that cannot be used: what is wrong with it, and what helps other than to leave it out.
 
     >>> str(BrokenImage("a.png is empty"))
-    'a.png is empty; fix or remove it, or pass --skip-broken'
+    'a.png is empty; fix or remove it, or leave it out with `tcm data prepare --skip-broken`'
     """
 
     def __init__(self, problem: str, remedy: str = "fix or remove it"):
@@ -59,7 +59,8 @@ class BrokenImage(TcmError):
         self.problem, self.remedy = problem, remedy
 
     def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}, or pass --skip-broken"
+        # Most commands, such as `tcm train`, have no such flag: the one that has it is named.
+        return f"{self.problem}; {self.remedy}, or leave it out with `tcm data prepare --skip-broken`"
 
 
 def decode_picture(data: bytes, name: str) -> Image.Image:

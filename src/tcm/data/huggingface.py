@@ -108,7 +108,10 @@ def encoded_bytes(cell: Any, name: str) -> bytes:
     """Return the file's bytes in a cell of an undecoded image column."""
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
         raise BrokenImage(f"{name} has no image", "remove the row")
-    return bytes(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+    try:
+        return bytes(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
+    except OSError as error:
+        raise BrokenImage(f"{name} names an image that cannot be read ({error})", "put it there") from error
 
 
 class RowPictures(Pictures):

@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
+from PIL import Image
 
 from tcm.data.caption_files import EMBEDDING, caption_of
 from tcm.data.dataset import ClassLabels, Pixels, named_classes
@@ -42,6 +43,8 @@ from tcm.text.autoencoders import Latents
 
 RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
+MOST_BROKEN = 100
+"""Images at the beginning of a stream that may be broken before its shape is known."""
 PATIENCE = 60.0
 """Seconds without a byte after which a connection counts as broken."""
 
@@ -56,6 +59,14 @@ class Sample:
     caption: str | None = None
     embedding: bytes | None = None
     """The caption as a text encoder read it, in numpy's format, if that is stored with the image."""
+    problem: str = ""
+    """Why there is no image, if there is none."""
+
+    def picture(self) -> Image.Image:
+        """The image, decoded."""
+        if self.problem:
+            raise BrokenImage(self.problem, "remove it")
+        return decode_picture(self.data, self.name)
 
 
 class Stream(ABC):
@@ -71,10 +82,7 @@ class Stream(ABC):
     def __init__(self, where: str, identity: str, shards: int, channels: int | None = None):
         check_channels(channels)
         self.where, self.identity, self.shards = where, identity, shards
-        first = next((sample for shard in range(shards) for sample in self.shard(shard)), None)
-        if first is None:
-            raise TcmError(f"{where} holds no images; give a stream that does")
-        picture = decode_picture(first.data, first.name)
+        first, picture = self._first()
         self.shape = (channels or channels_of(picture), picture.height, picture.width)
         self._annotated = first.annotation is not None
         self._convert = channels is not None
@@ -103,9 +111,21 @@ class Stream(ABC):
         """Agree to leave out a sample whose image cannot be read; by default that is an error."""
         raise error
 
+    def _first(self) -> tuple[Sample, Image.Image]:
+        """The first sample whose image can be read; those before it are met again, and judged then."""
+        broken: BrokenImage | None = None
+        for sample in islice((sample for shard in range(self.shards) for sample in self.shard(shard)), MOST_BROKEN):
+            try:
+                return sample, sample.picture()
+            except BrokenImage as error:
+                broken = broken or error
+        if broken is None:
+            raise TcmError(f"{self.where} holds no images; give a stream that does")
+        raise broken
+
     def decode(self, sample: Sample) -> Pixels:
         """Return a sample's pixels, checked against the stream's shape."""
-        picture = decode_picture(sample.data, sample.name)
+        picture = sample.picture()
         channels, height, width = self.shape
         if picture.size != (width, height) or (not self._convert and channels_of(picture) != channels):
             raise TcmError(
@@ -200,8 +220,12 @@ class RowStream(ClassStream):
             name = f"{self.where} row {index} of shard {number}"
             label = None if self._label is None else row[self._label]
             caption = None if self._text is None else row[self._text]
-            data = encoded_bytes(row[self._image], name)
-            yield Sample(name, data, None if label is None else int(label), caption or None)
+            data, problem = b"", ""
+            try:
+                data = encoded_bytes(row[self._image], name)
+            except BrokenImage as error:
+                problem = error.problem
+            yield Sample(name, data, None if label is None else int(label), caption or None, problem=problem)
 
 
 def open_stream(
