@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
     from tcm.data import Broken, Dataset, Summary
     from tcm.data.pictures import Pictures
-    from tcm.data.prepare import Form
+    from tcm.data.prepare import Form, Prepared
+    from tcm.text.autoencoders import Latents
     from tcm.text.condition import Texts
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, inspect and prepare data sets.")
@@ -75,7 +77,7 @@ def info(
         warnings.simplefilter("ignore", TcmWarning)  # what was left out is in the table
         dataset = open_dataset(path, split=split, channels=channels, skip_broken=skip_broken)
         if dataset.latents is not None:
-            _say(f"{path}: {dataset.count:,} {dataset.latents}, {list(dataset.shape)}, with {dataset.condition_kind}")
+            _say_latents(path, dataset, dataset.latents, as_json)
             return
         summary = summarize(dataset)
     spread = np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64)
@@ -88,6 +90,20 @@ def info(
     Console().print(_table(path, summary))
     _name_skipped(summary.skipped)
     _say(f"64 samples: {grid}" if dataset.count >= 64 else f"all images: {grid}")
+
+
+def _say_latents(path: str, dataset: Dataset, latents: Latents, as_json: bool) -> None:
+    """What is known of latents: no figures of pixels, and no picture."""
+    import json
+    from dataclasses import asdict
+
+    kind = dataset.condition_kind
+    if not as_json:
+        return _say(f"{path}: {dataset.count:,} {latents}, {list(dataset.shape)}, with {kind}")
+    figures = {"data": path, "count": dataset.count, "shape": dataset.shape, "latents": asdict(latents)}
+    captions = sum(1 for text in dataset.captions or () if text)
+    figures |= {"condition": None if kind is None else asdict(kind), "captions": captions}
+    return typer.echo(json.dumps(figures, indent=2, ensure_ascii=False))
 
 
 @app.command()
@@ -150,7 +166,7 @@ def _write_latents(
     from rich.console import Console
     from rich.progress import track
 
-    from tcm.data.encoding import write_encoded
+    from tcm.data.encoding import Encoders, unfinished, write_encoded
     from tcm.data.prepare import Preparation, prepared_images
     from tcm.foundation.devices import best_device
     from tcm.text.autoencoders import Latents
@@ -162,9 +178,17 @@ def _write_latents(
         latents.of_images((form.channels or 3, *form.size))
     if texts is not None and (source.annotations is None or source.annotations.texts is None):
         raise TcmError(f"--text-encoder {texts.encoder}: the images have no captions; leave it out")
-    images = prepared_images(preparation, skip_broken, workers)
-    shown = track(images, "encoding", total=preparation.count, console=Console(stderr=True), transient=True)
-    written, skipped = write_encoded(target, shown, source.annotations, latents, texts, best_device())
+
+    def images(start: int) -> Iterable[Prepared]:
+        if start:
+            _say(f"{unfinished(target)}: continuing after {start:,} images")
+        rest = prepared_images(preparation, skip_broken, workers, start)
+        console = Console(stderr=True)
+        return track(rest, "encoding", preparation.count, completed=start, console=console, transient=True)
+
+    encoders = Encoders(latents, texts, best_device())
+    settings = {**preparation.settings(), "--skip-broken": str(skip_broken)}
+    written, skipped = write_encoded(target, images, source.annotations, encoders, settings)
     _name_skipped(skipped)
     _say(f"{written:,} images ({form}), as {latents}: {target}")
 

@@ -1,5 +1,6 @@
 """Bring images of any sizes to one form, into a zip (EDM's layout) or WebDataset shards."""
 
+import hashlib
 import io
 import json
 import tarfile
@@ -173,6 +174,12 @@ class Preparation(TorchDataset[Prepared | TcmError]):
             )
         self.annotations = found
 
+    def settings(self) -> dict[str, str]:
+        """Which images they are, by their number and names, and the form that they get."""
+        names = "\n".join(self._source.names) if isinstance(self._source, Pictures) else ""
+        digest = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
+        return {"number of images": str(self.count), "list of names": digest[:12], "form": str(self._form)}
+
     def __getitem__(self, number: int) -> Prepared | TcmError:
         name = self._source.names[number] if isinstance(self._source, Pictures) else f"image {number}"
         try:
@@ -188,10 +195,13 @@ class Preparation(TorchDataset[Prepared | TcmError]):
         return Prepared(number, name, png_of(picture), (picture.mode, *picture.size))
 
 
-def prepared_images(preparation: Preparation, skip_broken: bool = False, workers: int = 0) -> Iterator[Prepared]:
-    """Yield all prepared images in the source's order, made by `workers` processes; all must agree in shape."""
+def prepared_images(
+    preparation: Preparation, skip_broken: bool = False, workers: int = 0, start: int = 0
+) -> Iterator[Prepared]:
+    """Yield the prepared images from number `start` on in the source's order, made by `workers` processes; all must
+    agree in shape."""
     first = None
-    with closing(read_ahead(preparation, range(preparation.count), workers)) as ahead:
+    with closing(read_ahead(preparation, range(start, preparation.count), workers)) as ahead:
         for prepared in ahead:
             if isinstance(prepared, TcmError):
                 raise prepared

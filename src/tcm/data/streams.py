@@ -19,6 +19,7 @@ from PIL import Image
 from tcm.data.caption_files import EMBEDDING, caption_of
 from tcm.data.dataset import ClassLabels, Pixels, named_classes
 from tcm.data.decode import EXTENSIONS, BrokenImage, channels_of, decode_picture, pixels_of
+from tcm.data.encoded import is_encoded
 from tcm.data.huggingface import (
     HUB,
     encoded_bytes,
@@ -243,6 +244,8 @@ def open_stream(
         opened: Stream = open_class(name, split, Stream)
         return opened if channels is None else opened.with_channels(channels)
     shards = sorted(str(path) for path in folder.glob("*.tar*"))
+    if is_encoded(folder):
+        raise TcmError(f"{name} holds latents that were made ahead, which are read by index; leave out stream:")
     if name.startswith(HUB) or (folder.is_dir() and not shards):
         return RowStream(name, split, channels, class_names)
     only_train(name, split)
