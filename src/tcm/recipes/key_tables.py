@@ -16,6 +16,7 @@ from tcm.method.distances import Distance
 from tcm.method.preconditioning import PRECONDITIONINGS, Preconditioning
 from tcm.method.times import TimeDistribution
 from tcm.networks import NETWORKS
+from tcm.networks.diffusers_unet import Lora, NoiseSchedule
 from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages import STAGES, GuardSpec, Stage
 from tcm.recipes.stages.base import TIMES
@@ -54,6 +55,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel], type[BaseModel] | None], ...] = (
     ("The recipe", Recipe, None),
     ("`[data]`", DataSpec, None),
     *((f"`[network]` with `kind = {toml_value(kind)}`", config, None) for kind, config in NETWORKS.items()),
+    ("`[network.noise]`", NoiseSchedule, None),
+    ("`[network.lora]`", Lora, None),
     ("`[stages.NAME]`: every stage", Stage, None),
     *_sections_of_stages(),
     ("`guard`", GuardSpec, None),
