@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import LCMScheduler, StableDiffusionPipeline
 from inprocess import train
 from launching import Command, Launcher, fingerprint, losses
 from PIL import Image
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import tcm
@@ -22,11 +24,13 @@ from tcm.cli.main import app
 from tcm.data import open_dataset
 from tcm.data.encoded import EncodedDataset, StoredTexts
 from tcm.foundation.errors import TcmError
+from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.adapting import fitted_to
 from tcm.training.run import RunOptions
+from tcm.weights.pipeline_export import LORA_FOLDER
 
 pytestmark = pytest.mark.long
 
@@ -141,7 +145,8 @@ def test_killed_and_resumed(finished: Path, pipeline: Path, tmp_path: Path, laun
 @pytest.mark.parametrize(
     ("options", "stages"),
     [
-        pytest.param((), ["diffusion"], id="replicated", marks=SLOW),
+        pytest.param((), ["consistency"], id="replicated"),
+        pytest.param((), ["diffusion"], id="replicated diffusion", marks=SLOW),
         pytest.param(("--shard",), ["consistency", "truncated"], id="sharded"),
     ],
 )
@@ -234,8 +239,28 @@ def test_tangents(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> 
     assert found["tangent"] == pytest.approx(found["difference"], rel=0.04)
 
 
-def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None:
-    """Only the low-rank changes move; a run of a LoRA resumes, and exports one."""
+def test_half_precision_keeps_fp32_weights_and_moments(
+    written: Path, data: Path, pipeline: Path, tmp_path: Path
+) -> None:
+    """A step in bf16: another loss than in fp32, near it, and no tensor of the state in less than fp32."""
+    found = {}
+    for precision in ("fp32", "bf16"):
+        recipe = recipe_of(written, data, pipeline)
+        stage = recipe.stages["diffusion"].model_copy(update={"precision": precision, "steps": 1})
+        alone = recipe.model_copy(update={"stages": {"diffusion": stage}})
+        train(alone, tmp_path / precision, RunOptions(init=str(pipeline)))
+        (found[precision],) = all_losses(tmp_path / precision, "diffusion")
+    assert found["bf16"] != found["fp32"]
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.1)
+    files = (tmp_path / "bf16" / STAGES["diffusion"] / "state" / "step-1").glob("*.safetensors")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    for kind in ("exp_avg", "exp_avg_sq", "conv_in.weight"):
+        assert any(name.endswith(kind) for name in tensors), kind
+    assert {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()} == {"torch.float32"}
+
+
+def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path, launcher: Launcher) -> None:
+    """Only the low-rank changes move; a run of a LoRA resumes, and exports one that diffusers loads."""
     words = ('order=["consistency", "truncated"]', 'network.lora={ rank = 2, targets = ["to_q", "to_v"] }')
     recipe = recipe_of(written, data, pipeline, *words)
     train(recipe, tmp_path / "run", RunOptions(init=str(pipeline)))
@@ -250,6 +275,22 @@ def test_lora(written: Path, data: Path, pipeline: Path, tmp_path: Path) -> None
     changed = {name for name, tensor in merged.items() if not torch.equal(tensor, start[name])}
     assert changed
     assert all(name.endswith(("to_q.weight", "to_v.weight")) for name in changed)
+
+    path, again = tmp_path / "same.toml", tmp_path / "again"
+    path.write_text(to_toml(recipe))
+    command = launcher.start("train", str(path), "--init", str(pipeline), "--run", str(again))
+    killed_after(command, again, STAGES["truncated"])
+    train(resolve(str(again / "recipe.toml")), again)
+    assert fingerprint(again) == fingerprint(tmp_path / "run")
+
+    ended = CliRunner().invoke(app, ["export", str(again), "--to", "diffusers", "--out", str(tmp_path / "exported")])
+    assert ended.exit_code == 0, ended.output
+    tuned = StableDiffusionPipeline.from_pretrained(pipeline)
+    tuned.load_lora_weights(tmp_path / "exported" / LORA_FOLDER)
+    tuned.scheduler = LCMScheduler.from_pretrained(tmp_path / "exported" / "scheduler")
+    noise = SampleStreams([0]).normal((4, 8, 8))
+    made = tuned("red cat", num_inference_steps=1, guidance_scale=1.0, latents=noise, output_type="pt").images
+    torch.testing.assert_close(2 * made - 1, model.sample(1, prompts="red cat"), atol=1e-4, rtol=1e-4)
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "stable-diffusion.md").read_text("utf-8")
