@@ -259,6 +259,7 @@ INDEX, UNET_CONFIG, SCHEDULER = "model_index.json", "unet/config.json", "schedul
         (UNET_CONFIG, {"block_out_channels": "many"}, r"unet/config.json: block_out_channels"),
         (SCHEDULER, {"prediction_type": "sample"}, "prediction_type='sample' is not supported"),
         (SCHEDULER, {"rescale_betas_zero_snr": True}, "the scheduler has rescale_betas_zero_snr"),
+        (SCHEDULER, {"beta_schedule": "squaredcos_cap_v2"}, r"other: scheduler/scheduler_config.json: beta_schedule"),
     ],
 )
 def test_other_pipelines(pipeline: Path, tmp_path: Path, file: str, values: dict, message: str) -> None:
@@ -271,7 +272,14 @@ def test_missing_parts(pipeline: Path, tmp_path: Path) -> None:
     (copy / "unet" / "diffusion_pytorch_model.safetensors").rename(copy / "unet" / "diffusion_pytorch_model.bin")
     with pytest.raises(TcmError, match=r"unet has only diffusion_pytorch_model.bin, a pickle, which could run code"):
         tcm.load(copy)
-    (copy / "unet" / "diffusion_pytorch_model.bin").rename(copy / "unet" / "diffusion_pytorch_model.safetensors")
+    (copy / "unet" / "diffusion_pytorch_model.bin").rename(copy / "unet" / "diffusion_pytorch_model.fp16.safetensors")
+    with pytest.raises(
+        TcmError, match=r"unet has only diffusion_pytorch_model.fp16.safetensors, a variant; load .* and"
+    ):
+        tcm.load(copy)
+    (copy / "unet" / "diffusion_pytorch_model.fp16.safetensors").rename(
+        copy / "unet" / "diffusion_pytorch_model.safetensors"
+    )
     shutil.rmtree(copy / "tokenizer")
     with pytest.raises(TcmError, match="has no folder tokenizer"):
         tcm.load(copy)

@@ -119,15 +119,24 @@ def _training(folder: Path, name: str) -> dict[str, Any]:
         raise TcmError(f"{name}: prediction_type={prediction!r} is not supported; epsilon and v_prediction are")
     names = {"num_train_timesteps": "timesteps", "beta_start": "beta_start", "beta_end": "beta_end"}
     noise = {ours: said[theirs] for theirs, ours in names.items() if theirs in said}
-    schedule = said.get("beta_schedule", "linear")
-    return {"prediction": prediction, "noise": NoiseSchedule.model_validate(noise | {"beta_schedule": schedule})}
+    noise["beta_schedule"] = said.get("beta_schedule", "linear")
+    try:
+        return {"prediction": prediction, "noise": NoiseSchedule.model_validate(noise)}
+    except ValidationError as error:
+        raise describe_validation(error, f"{name}: scheduler/scheduler_config.json", NoiseSchedule) from error
 
 
 def _check_weights(folder: Path, name: str) -> None:
     """The weights must be safetensors: pickles are not read."""
     for part in ("unet", "vae", "text_encoder"):
-        if any((folder / part).glob("*.safetensors")):
+        found = sorted(path.name for path in (folder / part).glob("*.safetensors"))
+        if any(file.count(".") == 1 for file in found):
             continue
+        if found:
+            raise TcmError(
+                f"{name}: {part} has only {found[0]}, a variant; load the pipeline in diffusers with its variant, and "
+                "save it again without one"
+            )
         pickles = sorted(path.name for path in (folder / part).glob("*.bin"))
         has = f"only {pickles[0]}, a pickle, which could run code" if pickles else "no weights"
         raise TcmError(f"{name}: {part} has {has}; give a pipeline with safetensors")
