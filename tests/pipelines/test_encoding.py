@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from scipy.spatial.distance import cdist
 from typer.testing import CliRunner
 
 from tcm.cli.main import app
-from tcm.data import open_data, open_dataset
+from tcm.data import open_data, open_dataset, to_float, to_uint8
 from tcm.data.captions import Captions
 from tcm.data.encoding import Encoders, unfinished, write_encoded
 from tcm.data.opening import open_pictures
 from tcm.data.prepare import Form, Preparation, Prepared, prepared_images
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.report.neighbours import closeness, nearest
 from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
 from tcm.text.encoders import load_encoder
@@ -115,6 +117,26 @@ def test_images_are_encoded_as_they_arrive(data: Path, pipeline: Path, tmp_path:
     dataset = open_dataset(tmp_path / "latents")
     assert isinstance(dataset.annotations, Captions)
     assert dataset.count == COUNT - 1
+
+
+def test_the_neighbours_of_samples_are_looked_for_among_latents(data: Path, pipeline: Path, tmp_path: Path) -> None:
+    """By brute force over latents; a copy of a training image finds itself, and is shown decoded."""
+    encode(data, tmp_path / "latents", pipeline)
+    dataset, latents = open_dataset(tmp_path / "latents"), Latents.of(str(pipeline))
+    with pytest.warns(TcmWarning, match="left out 1 of 22 images"):
+        images = open_dataset(data, skip_broken=True)
+    samples = torch.from_numpy(np.concatenate([images.pixels(np.array([7])), 255 - images.pixels(np.array([0, 9]))]))
+    found = nearest(samples, dataset, k=2)
+    encoded = latents.encode(to_float(samples)).flatten(1).numpy()
+    stored = dataset.pixels(np.arange(dataset.count))
+    truth = cdist(encoded, stored.reshape(len(stored), -1)) / 256**0.5
+    np.testing.assert_allclose(found.distances, np.sort(truth, 1)[:, :2], rtol=1e-5, atol=1e-7)
+    assert found.distances[0, 0] == 0
+    decoded = latents.decode(torch.from_numpy(stored[np.argsort(truth, 1)[:, 0]]))
+    assert torch.equal(found.images[:, 0], to_uint8(decoded))
+    close = closeness(torch.from_numpy(images.pixels(np.arange(6))), dataset)
+    assert close.samples == 0
+    assert close.training > 0
 
 
 def test_latents_are_no_stream(data: Path, pipeline: Path, tmp_path: Path) -> None:

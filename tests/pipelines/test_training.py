@@ -185,6 +185,12 @@ def test_latents_made_ahead(
     train(recipe, tmp_path / "run", options)
     stages = ("diffusion", "consistency")
     assert all_losses(tmp_path / "run", *stages) == all_losses(finished, *stages)
+    if texts:
+        report = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "report.html")])
+        assert report.exit_code == 0, report.output
+        page = (tmp_path / "report.html").read_text()
+        assert "nearest by latents" in page
+        assert "root mean square over latents" in page
 
 
 def test_a_stream_killed_and_resumed(

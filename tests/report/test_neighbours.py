@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def test_against_brute_force(monkeypatch) -> None:
-    monkeypatch.setattr(neighbours, "CHUNK", 7)
+    monkeypatch.setattr(neighbours, "CHUNK_BYTES", 7 * 90 * 4)
     images = RANDOM.integers(0, 256, (40, 3, 6, 5), np.uint8)
     samples = RANDOM.integers(0, 256, (9, 3, 6, 5), np.uint8)
     truth = cdist(samples.reshape(9, -1).astype(float), images.reshape(40, -1).astype(float)) / 90**0.5

@@ -99,9 +99,9 @@ def neighbours(runs: Sequence[ObservedRun]) -> str:
             return ""
         try:
             dataset = open_dataset(run.record.recipe.data.path, channels=run.record.recipe.data.channels)
+            return _neighbours(run.record, run.showpiece, dataset)
         except TcmError as error:
             return paragraph(f"The data set cannot be opened here: {error}", "note")
-        return _neighbours(run.record, run.showpiece, dataset)
 
     sentence = (
         "Samples, and below each the training images nearest to it: a sample that equals one of them would be a copy."
@@ -110,22 +110,24 @@ def neighbours(runs: Sequence[ObservedRun]) -> str:
 
 
 def _neighbours(run: RunRecord, piece: Showpiece, dataset: Dataset) -> str:
-    if dataset.shape != tuple(piece.samples.shape[1:]):
+    latents = dataset.latents
+    if tuple(piece.samples.shape[1:]) != (dataset.shape if latents is None else latents.images_of(dataset.shape)):
         return paragraph(f"The data set now holds images of shape {list(dataset.shape)}.", "note")
     samples = piece.samples[:COLUMNS]
     count = min(NEIGHBOURS, dataset.count)
     found = nearest(samples, dataset, count)
     rows: list[tuple[Content, torch.Tensor]] = [("samples", samples)]
-    rows += [(_ranked("nearest by pixels", index), found.images[:, index]) for index in range(count)]
+    what, unit = ("pixels", "pixels of 255") if latents is None else ("latents", "latents")
+    rows += [(_ranked(f"nearest by {what}", index), found.images[:, index]) for index in range(count)]
     if run.recipe.data.path == "digits":
         by_features = nearest(samples, dataset, 1, load_detector("digits"))
         rows.append(("nearest by features", by_features.images[:, 0]))
-    close = closeness(piece.samples, dataset)
+    close, digits = closeness(piece.samples, dataset), 1 if latents is None else 3
     searched = "" if close.searched == dataset.count else f" (the first {close.searched:,} were searched)"
     caption = (
-        f"Median distance to the nearest training image{searched}, root mean square over pixels of 255: "
-        f"{close.samples:.1f} for {len(piece.samples)} samples, {close.training:.1f} for training images themselves. "
-        "A value far below the second would mean copying."
+        f"Median distance to the nearest training image{searched}, root mean square over {unit}: "
+        f"{close.samples:.{digits}f} for {len(piece.samples)} samples, {close.training:.{digits}f} for training images "
+        "themselves. A value far below the second would mean copying."
     )
     return figure(rows_of_images(rows), f"Samples of {run.name} above their nearest training images", caption)
 
