@@ -1,7 +1,7 @@
 """The results in docs/text-to-image.md: a picture, and a table that is written below the page's mark.
 
 Run with `python examples/emoji_text_results.py runs/emoji-text docs/text-to-image.md` once the run has finished;
-a number behind it limits the captions.
+a number behind it limits the captions, to some that are always the same, from all over the data.
 """
 
 import sys
@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from tcm.data import Dataset, open_dataset, to_uint8
+from tcm.data.dataset import Indices
 from tcm.data.grid import captioned_grid, save_picture
 from tcm.evaluation.features import Detector, load_detector
 from tcm.evaluation.generation import Sampling
 from tcm.evaluation.prompts import Prompted, draw
-from tcm.evaluation.references import observe, reference_of
+from tcm.evaluation.references import chosen_images, observe, reference_of
 from tcm.evaluation.retrieval import nearest_images
 from tcm.foundation.files import write_text
 from tcm.method.gaussians import frechet_distance
@@ -59,28 +60,30 @@ def picture(ways: list[Way]) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def drawn_captions(way: Way, data: Dataset, detector: Detector, count: int | None) -> list[torch.Tensor]:
-    """An image for each caption of the data, the seeds counting up from 0."""
-    wanted = [Prompted(text, seed, "") for seed, text in enumerate(list(data.captions or ())[:count])]
+def drawn_captions(way: Way, data: Dataset, chosen: Indices) -> list[torch.Tensor]:
+    """An image for each of these captions of the data, the seeds counting up from 0."""
+    captions = list(data.captions or ())
+    wanted = [Prompted(captions[index], seed, "") for seed, index in enumerate(chosen.tolist())]
     return list(draw(way.model, wanted, Sampling(steps=way.steps), None, 64))
 
 
 def row(way: Way, train: Dataset, test: Dataset, detector: Detector, count: int | None) -> str:
     """A line of the table: distance to the training images, and how often the nearest image is the right one."""
     reference = reference_of(train, "emoji", detector, keep=True)
-    observed = observe(drawn_captions(way, train, detector, count), detector, keep=True)
-    held_out = observe(drawn_captions(way, test, detector, count), detector, keep=True)
+    chosen, chosen_test = chosen_images(train.count, count), chosen_images(test.count, count)
+    observed = observe(drawn_captions(way, train, chosen), detector, keep=True)
+    held_out = observe(drawn_captions(way, test, chosen_test), detector, keep=True)
     own_gallery = reference_of(test, "emoji (test)", detector, keep=True).features
     assert observed.features is not None
     assert held_out.features is not None
     assert reference.features is not None
     assert own_gallery is not None
     found = nearest_images(observed.features, reference.features)
-    right = np.mean(found == np.arange(len(found)))
-    same = np.mean(classes(train)[found] == classes(train)[: len(found)])
+    right = np.mean(found == chosen)
+    same = np.mean(classes(train)[found] == classes(train)[chosen])
     other = nearest_images(held_out.features, reference.features)
-    held_same = np.mean(classes(train)[other] == classes(test)[: len(other)])
-    held_right = np.mean(nearest_images(held_out.features, own_gallery) == np.arange(len(other)))
+    held_same = np.mean(classes(train)[other] == classes(test)[chosen_test])
+    held_right = np.mean(nearest_images(held_out.features, own_gallery) == chosen_test)
     distance = frechet_distance(observed.statistics, reference.statistics)
     return f"| {way.name} | {distance:.1f} | {right:.0%} | {same:.0%} | {held_right:.0%} | {held_same:.0%} |"
 
@@ -89,6 +92,17 @@ def classes(data: Dataset) -> np.ndarray:
     """The category of each emoji."""
     assert data.class_labels is not None
     return data.class_labels.values
+
+
+def guessing(train: Dataset, asked: Dataset, count: int | None) -> str:
+    """How often a training image drawn at random has a caption's category, and how many captions have the largest."""
+    assert train.class_labels is not None
+    names = train.class_labels.names
+    shares = np.bincount(classes(train), minlength=len(names)) / train.count
+    chosen = classes(asked)[chosen_images(asked.count, count)]
+    of_captions = np.bincount(chosen, minlength=len(names)) / len(chosen)
+    largest = int(of_captions.argmax())
+    return f"{shares @ of_captions:.0%} by chance, {of_captions[largest]:.0%} by always naming {names[largest]}"
 
 
 def main(run: Path, page: Path, count: int | None = None) -> None:
@@ -110,7 +124,8 @@ def main(run: Path, page: Path, count: int | None = None) -> None:
         f"{min(count or test.count, test.count)} that were held out. Distances are Fréchet distances to all training "
         f"images, in the features of {DETECTOR}; they grow as images get fewer. In these features the "
         "nearest training image is looked for; for a held-out caption, the image with that caption is looked for among "
-        "the held-out images.",
+        "the held-out images. "
+        f"The category would be right in {guessing(train, train, count)}; held out, in {guessing(train, test, count)}.",
         "",
         "| | distance | nearest has the caption | nearest has the category | held out: caption | held out: category |",
         "|---|---|---|---|---|---|",

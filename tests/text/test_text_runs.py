@@ -1,9 +1,11 @@
 """A text-to-image run from captions to a report: trained, resumed, sampled, measured, shown."""
 
+import importlib.util
 import json
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from tcm.evaluation.evaluate import evaluate_model
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.generation import Sampling, conditions_of
 from tcm.evaluation.prompts import prompted, read_prompts
-from tcm.evaluation.references import reference_of
+from tcm.evaluation.references import chosen_images, reference_of
 from tcm.evaluation.retrieval import retrieval_scores
 from tcm.evaluation.scores import read_scores
 from tcm.foundation.errors import TcmError, TcmWarning
@@ -292,17 +294,18 @@ def test_the_captions_of_the_data_are_conditions(home: Path, run: Path) -> None:
     assert score.conditions == "given"
 
 
+class Perfect(Model):
+    """Draws the colour in its prompt."""
+
+    def sample(self, *arguments: object, **options: object) -> torch.Tensor:  # type: ignore[override]
+        prompts = options["prompts"]
+        assert isinstance(prompts, list)
+        colours = torch.tensor([COLOURS[prompt.split()[1]] for prompt in prompts])
+        return (colours / 127.5 - 1)[:, :, None, None].expand(-1, -1, 8, 8)
+
+
 def test_retrieval_knows_the_right_image(home: Path, run: Path) -> None:
-    """A model that draws the colour in its prompt finds the class always and, as four captions share each, the caption
-    of the first of them."""
-
-    class Perfect(Model):
-        def sample(self, *arguments: object, **options: object) -> torch.Tensor:  # type: ignore[override]
-            prompts = options["prompts"]
-            assert isinstance(prompts, list)
-            colours = torch.tensor([COLOURS[prompt.split()[1]] for prompt in prompts])
-            return (colours / 127.5 - 1)[:, :, None, None].expand(-1, -1, 8, 8)
-
+    """The class always and, as four captions share each, the caption of the first of them."""
     plain = Model.load(run / "2-truncated" / "model")
     dataset = open_dataset(home / "data.npz")
     reference = reference_of(dataset, "data", load_detector(detector(home)), keep=True)
@@ -311,6 +314,27 @@ def test_retrieval_knows_the_right_image(home: Path, run: Path) -> None:
     assert caption.value == pytest.approx(1 / 4)
     with pytest.raises(TcmError, match="digits has no captions, which retrieval needs; use captioned data"):
         retrieval_scores(plain, "m", open_dataset("digits"), replace(reference, name="digits"), Sampling())
+
+
+def test_the_results_of_the_example_are_of_captions_from_all_over_the_data(home: Path, run: Path) -> None:
+    """A model that draws the caption's colour is always right about it, also for some of the captions; of these, no
+    colour has more than its share, though the data are sorted by it."""
+    path = Path(__file__).parents[2] / "examples" / "emoji_text_results.py"
+    spec = importlib.util.spec_from_file_location("emoji_text_results", path)
+    example = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, example)
+        spec.loader.exec_module(example)
+        plain = Model.load(run / "2-truncated" / "model")
+        way = example.Way("perfect", Perfect(plain.denoiser, plain.card), 1)
+        data = open_dataset(home / "data.npz")
+        for count, captions in ((None, 32), (16, 16)):
+            cells = example.row(way, data, data, load_detector(detector(home)), count).split("|")
+            assert [cells[4].strip(), cells[6].strip()] == ["100%", "100%"]
+            assert sum(len(some) for some in example.drawn_captions(way, data, chosen_images(32, count))) == captions
+    assert example.guessing(data, data, None) == "25% by chance, 25% by always naming red"
+    shares = np.bincount(example.classes(data)[chosen_images(32, 8)], minlength=4)
+    assert shares.max() < 8
 
 
 def test_the_report_shows_the_prompts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
