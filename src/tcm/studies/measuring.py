@@ -21,11 +21,12 @@ from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 from tcm.method.sampling import Sampler
 from tcm.recipes.folders import SCORES_FILE, stage_folders
-from tcm.recipes.lineage import condition_of, roles_of, source_stage
+from tcm.recipes.lineage import condition_of
 from tcm.recipes.schema import Recipe
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.schema import Study, Variant, metric_parts
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
+from tcm.training.stage_models import companion_source, sources_before
 from tcm.weights import Model
 from tcm.weights.card import CONFIG_FILE, read_card
 
@@ -142,20 +143,12 @@ def load_subject(recipe: Recipe, folders: Mapping[str, Path], subject: Subject) 
     else:
         card = read_card(folder / "model" / CONFIG_FILE)
         model = averaged_model(kept_checkpoints(folder / "state")[subject.step], card)
-    sampler = recipe.stages[subject.stage].sampler(recipe.second_time)
+    sampler = recipe.network.sampled_by(recipe.stages[subject.stage].sampler(recipe.second_time))
     model = Model(model.denoiser, model.card.model_copy(update={"sampler": sampler}))
-    companion = companion_folder(recipe, folders, subject.stage)
-    return model if companion is None else model.joined(Model.load(companion).alone)
-
-
-def companion_folder(recipe: Recipe, folders: Mapping[str, Path], name: str) -> Path | None:
-    """The model that a stage of a variant has as its companion."""
-    key = recipe.stages[name].companion_role
-    if key is None:
-        return None
-    role = roles_of(recipe, name)[key]
-    source = source_stage(recipe, name, role)
-    return Path(role.source) if source is None else folders[source] / "model"
+    companion = companion_source(recipe, subject.stage)
+    return (
+        model if companion is None else model.joined(sources_before(recipe, subject.stage, folders).model(*companion))
+    )
 
 
 def sampling_steps(study: Study, sampler: Sampler) -> tuple[int, ...]:

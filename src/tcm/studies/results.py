@@ -13,9 +13,10 @@ from tcm.recipes.folders import RECIPE_FILE
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.studies.analysis import Verdict, judge, spikes
 from tcm.studies.folders import MEASURED_FILE, noted_failure, noted_study, run_folder
-from tcm.studies.measuring import Subject, companion_folder, sampling_steps
+from tcm.studies.measuring import Subject, sampling_steps
 from tcm.studies.resolve import variants_of
 from tcm.studies.schema import GRADIENTS, Quantity, Study, Variant
+from tcm.training.stage_models import companion_source, sources_before
 from tcm.weights import Model
 from tcm.weights.card import CONFIG_FILE, read_card
 
@@ -150,8 +151,8 @@ def _failure(run: Path) -> tuple[Status, str] | None:
 def _steps_by_sampling(study: Study, record: RunRecord, stage: StageRecord) -> dict[str, int]:
     """How the scores of a stage's model describe its sampling, and how many steps that is."""
     folders = {other.name: other.folder for other in record.stages}
-    companion = companion_folder(record.recipe, folders, stage.name) if stage.name in record.recipe.stages else None
-    beside = None if companion is None else read_card(companion / CONFIG_FILE).alone
+    companion = companion_source(record.recipe, stage.name) if stage.name in record.recipe.stages else None
+    beside = None if companion is None else sources_before(record.recipe, stage.name, folders).card(*companion).alone
     card = read_card(stage.model / CONFIG_FILE).model_copy(update={"sampler": stage.sampler, "companion": beside})
     with torch.device("meta"):
         model = Model.fresh(card)

@@ -129,8 +129,10 @@ class ModelCard(BaseModel):
             return self
         if other.companion is not None:
             raise ValueError("companion.companion: a companion has none itself")
-        if (other.image_shape, other.condition) != (self.image_shape, self.condition):
+        if (other.image_shape, other.latents, other.condition) != (self.image_shape, self.latents, self.condition):
             raise ValueError("companion makes other images, or has another condition, than the model itself")
+        if not other.sampler.generates_at_once:
+            raise ValueError(f"companion is a {other.sampler.model} model; it must be a consistency model")
         if not other.t_min < self.t_min <= other.t_max:
             raise ValueError(f"companion covers {other.t_min} to {other.t_max}, but must cover t_min={self.t_min}")
         return self
