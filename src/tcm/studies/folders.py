@@ -37,6 +37,8 @@ class Failure(BaseModel):
 
     stage: str
     error: str
+    diverged: bool = False
+    """Whether the numbers ran away, which is a result, too."""
 
 
 def run_folder(out: Path, variant: Variant) -> Path:

@@ -39,9 +39,9 @@ from tcm.studies.words import (
     by_kind,
     conditions,
     failures,
-    main_table,
     paper_table,
     seeds_text,
+    tables,
     verdict_sentence,
 )
 
@@ -100,7 +100,7 @@ def _tables(results: StudyResults) -> str:
         f"Each variant against {results.study.compared_with}: the paired difference, its 95 % interval, and how many "
         "seeds agree with its sign. Bold where the interval excludes 0."
     )
-    parts = [_html_table(main_table(results, same_kind)) for same_kind in by_kind(results)]
+    parts = [_html_table(table) for table in tables(results)]
     problems = [
         paragraph(f"The scores of {_named(trial)} are left out: {trial.problem}", "note")
         for trial in results.trials

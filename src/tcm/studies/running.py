@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from tcm.foundation.devices import choose_device, chosen_device
+from tcm.foundation.errors import Diverged
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
@@ -237,5 +238,6 @@ def _acquire(lock: FileLock, progress: SentProgress, stop: StopRequest) -> bool:
 def _failed(works: Mapping[str, _Work], out: Path, view: StudyProgress, job: Job, error: Exception) -> None:
     work = works[job.name]
     for variant in work.variants:
-        note_failure(run_folder(out, variant), Failure(stage=work.stage, error=str(error)))
+        failure = Failure(stage=work.stage, error=str(error), diverged=isinstance(error, Diverged))
+        note_failure(run_folder(out, variant), failure)
     view.fail(job.name, str(error))
