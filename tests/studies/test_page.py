@@ -158,6 +158,16 @@ def test_what_the_verdict_says(study_folder: Path) -> None:
     assert verdict_sentence(none).startswith("This study checks no single claim")
 
 
+def test_a_variant_that_diverges_is_worse(study_folder: Path) -> None:
+    results = read_study(study_folder)
+    (expects,) = results.study.expects
+    against = expects.model_copy(update={"than": ("too fast",)})
+    results = replace(results, study=results.study.model_copy(update={"expects": (against,)}))
+    assert verdict_sentence(results) == (
+        "The claim held here: by digits distance, 1 step, too fast diverged with 2 seeds."
+    )
+
+
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here; on Debian: apt-get install chromium")
 def test_in_a_browser(browser: Browser, study_folder: Path, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Measure(Spec):
     detector: str = Field(default="digits", description="whose features are compared, as in `tcm eval`")
     metrics: tuple[Metric, ...] = Field(default=("fid",), description="as in `tcm eval`")
     count: int = Field(default=5000, ge=2, description="samples")
+    reference_count: int | None = Field(default=None, ge=2, description="images of the data; not given: all")
     steps: tuple[Count, ...] = Field(default=(1, 2), description="sampling steps")
     dfid: tuple[Positive, ...] = Field(default=(), description="times at which denoising is measured")
     curve: tuple[str, ...] = Field(default=(), description="stages whose kept checkpoints are measured too")
