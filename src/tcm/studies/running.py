@@ -230,7 +230,7 @@ def _acquire(lock: FileLock, progress: SentProgress, stop: StopRequest) -> bool:
             if stop:
                 return False
             if not said:
-                progress.say("waits for another process, which trains this stage")
+                progress.say("waiting for another process that is training this stage")
             said = True
 
 

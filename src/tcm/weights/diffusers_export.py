@@ -216,7 +216,7 @@ def _difference(folder: Path, module: str, model: Model) -> float:
     if not max(differences) <= BOUND:
         raise TcmError(
             f"the pipeline differs from torch by {max(differences):.3g}, more than {BOUND:g}; nothing was written. "
-            "Please report it, with the versions of torch and diffusers"
+            "Please report this, with the versions of torch and diffusers"
         )
     return max(differences)
 
