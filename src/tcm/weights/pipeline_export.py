@@ -178,7 +178,7 @@ Guidance is part of the training: leave `guidance_scale` at 1.0.
 {lora}"""
 
 LORA_README = """
-The folder `lora` has the trained low-rank changes alone, for the pipeline that they were trained on:
+The folder `lora` holds only the trained low-rank changes, for the pipeline that they were trained on:
 
 ```python
 pipeline.load_lora_weights("this folder/lora")
