@@ -137,7 +137,7 @@ def test_a_failing_save_changes_nothing(saved: Path) -> None:
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("network.conv_in.weight"), r"lacks network.conv_in.weight"),
-        (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, unknown to this network"),
+        (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, which this network does not have"),
         (
             lambda tensors: tensors.update({"network.conv_out.bias": torch.zeros(7)}),
             r"network.conv_out.bias has shape \[7\], but this network needs \[1\]",
@@ -407,7 +407,7 @@ def test_times_and_steps_of_sampling() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not fit the 3 seeds"),
+        ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not match the 3 seeds"),
         ({"steps": 1, "times": [80.0]}, "cannot both be given"),
         ({"count": 2, "batch": 0}, "batch=0 must be a whole number of at least 1"),
         ({"count": -1}, "count=-1"),

@@ -144,7 +144,7 @@ def _locked(file: Path, what: str, progress: SentProgress, stop: StopRequest) ->
     """Hold a lock; raises Stopped if asked to stop before the other process has let go of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
-    if stop or not acquire(lock, stop, partial(progress.say, f"waits for another process, which {what}")):
+    if stop or not acquire(lock, stop, partial(progress.say, f"waiting for another process, which {what}")):
         raise Stopped
     try:
         yield
@@ -187,7 +187,7 @@ def _bench(
     dataset = open_dataset(path, channels=channels, expected=expected)
 
     def counter(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
-        progress.say(f"looks at {total:,} images of the data first")
+        progress.say(f"looking at {total:,} images of the data first")
         return until_stopped(stop, batches)
 
     with _locked(data_folder() / f".{detector}.lock", "looks at the data", progress, stop):

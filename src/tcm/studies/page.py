@@ -195,8 +195,8 @@ def _record(results: StudyResults) -> str:
         details("The study", f"<pre>{escape(study_to_toml(study))}</pre>"),
     ]
     sentence = (
-        f"All variants begin with the recipe {study.base}. Wall time is that of all stages behind a model, the mean "
-        "over seeds; a stage that variants share was trained once."
+        f"All variants start from the recipe {study.base}. Wall time is the time of all stages that lead to a model, "
+        "averaged over seeds; a stage that variants share was trained once."
     )
     return section("How it was made", sentence, *parts)
 

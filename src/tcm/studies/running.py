@@ -177,7 +177,7 @@ def _train(job: str, stage: SharedStage, folder: Path, device: str, send: Send, 
     tell("begins")
     lock = FileLock(folder / ".lock")
     progress = SentProgress(tell, job)
-    if not acquire(lock, stop, partial(progress.say, "waits for another process, which trains this stage")):
+    if not acquire(lock, stop, partial(progress.say, "waiting for another process to train this stage")):
         return False
     try:
         training = Run(stage.recipe, folder, Processes(chosen_device(device)), Console(quiet=True))

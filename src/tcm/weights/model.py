@@ -193,7 +193,7 @@ class Model:
         if count is None and seeds is None and prompts is not None and not isinstance(prompts, str):
             count = len(prompts)
         if seeds is not None and count is not None and count != len(seeds):
-            raise TcmError(f"count={count} does not fit the {len(seeds)} seeds; give one of them")
+            raise TcmError(f"count={count} does not match the {len(seeds)} seeds; give only one of them")
         if steps is not None and times is not None:
             raise TcmError(f"steps={steps} and times={list(times)} cannot both be given; give one of them")
         for name, number in (("count", count), ("batch", batch)):
