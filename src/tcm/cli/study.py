@@ -110,6 +110,11 @@ def run(
 
     study, console = _with_seeds(resolve_study(name), seeds), Console()
     share = _part(part)
+    if device is not None and ":" in device:
+        raise TcmError(
+            f"--device {device} names a single device, but workers take the devices of a kind one by one; "
+            f"use --device {device.partition(':')[0]}, and make only those visible that it may use"
+        )
     with join(device) as processes, warnings.catch_warnings():
         if processes.count > 1:
             raise TcmError("tcm study runs without torchrun; use --workers on one machine and --part on several")
