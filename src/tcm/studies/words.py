@@ -201,11 +201,13 @@ def summary_text(summary: Summary | None) -> str:
 def difference_text(found: Difference | None) -> str:
     """A difference, its interval, and how many seeds agree.
 
-    >>> difference_text(Difference(5, -1.234, (-1.5, -0.9), 5))
-    '−1.23 [−1.50, −0.90] 5/5'
+    >>> difference_text(Difference(5, -1.234, (-1.5, -0.9), 5)), difference_text(Difference(5, 0.0, (0.0, 0.0), 5))
+    ('−1.23 [−1.50, −0.90] 5/5', 'equal')
     """
     if found is None:
         return "–"
+    if found.mean == 0 and found.interval in (None, (0, 0)):
+        return "equal"
     places = _places_of(found)
     text = number(found.mean, places, sign=True)
     if found.interval is None:
