@@ -66,9 +66,9 @@ def _difference_sentence(expected: Expects, comparison: Comparison, gain: Differ
     places, how = _places_of(gain), "better" if sign > 0 else "worse"
     amount = f"{expected.better} is {how} than {comparison.other} by {number(abs(gain.mean), places)}"
     if expected.margin > 0:
-        amount += f", where at least {number(comparison.asked, places)} ({expected.margin:.0%}) was expected"
+        amount += f", where at least {number(comparison.asked, places)} ({100 * expected.margin:g} %) was expected"
     elif expected.margin < 0 and sign < 0:
-        amount += f", where up to {number(-comparison.asked, places)} ({-expected.margin:.0%}) counts as no worse"
+        amount += f", where up to {number(-comparison.asked, places)} ({-100 * expected.margin:g} %) counts as no worse"
     if interval is None:
         return f"{amount} (a single seed, so there is no interval)"
     low, high = (number(end, places) for end in interval)
