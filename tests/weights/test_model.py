@@ -97,6 +97,20 @@ def test_a_loaded_model_trains(saved: Path) -> None:
     model.denoiser(torch.zeros(1, 1, 4, 4), torch.ones(1)).sum().backward()
 
 
+def test_half_the_bytes(tmp_path: Path) -> None:
+    model = tcm.load("digits")
+    model.save(tmp_path / "whole")
+    model.save(tmp_path / "half", half=True)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    loaded = tcm.load(tmp_path / "half")
+    for name, tensor in loaded.denoiser.state_dict().items():
+        own = model.denoiser.state_dict()[name]
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, own.half().float() if own.ndim > 1 else own, rtol=0, atol=0)
+    torch.testing.assert_close(loaded.sample(4), model.sample(4), rtol=0, atol=0.02)
+
+
 def test_saving_replaces_a_model_and_leaves_nothing_beside_it(saved: Path) -> None:
     other = lively(Model.fresh(card(condition=Classes(2))))
     other.save(saved)
