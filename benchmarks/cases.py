@@ -23,16 +23,17 @@ ALONE = Processes(torch.device("cpu"))
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe's stages 1 and 2 as trained from data: no teacher."""
+    """A recipe's stages 1 and 2 as trained from data, without a teacher, or distilled from one."""
 
     name: str
     recipe_name: str
     batch: int
     channels: int
+    teacher: str = "none"
 
     def recipe(self, *overrides: str) -> Recipe:
         """The recipe with this batch."""
-        settings = (f"batch={self.batch}", "teacher=none")
+        settings = (f"batch={self.batch}", f"teacher={self.teacher}")
         both = [f"{stage}.{setting}" for stage in ("consistency", "truncated") for setting in settings]
         return resolve(self.recipe_name, [*both, f"network.channels={self.channels}", *overrides])
 

@@ -1,6 +1,6 @@
 """Tangents against differences: what half precision leaves of each, and what a step of each costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -85,22 +85,38 @@ def compare(found: dict[str, list[float]], subject: Subject, number: int) -> Non
 
 
 def measure_steps(settings: Settings) -> list[Row]:
-    """Time, interleaved, and peak memory in fresh processes; from data, where tangents cost more rows."""
+    """Time, interleaved, and peak memory in fresh processes; from data, where tangents cost more rows; distilled."""
     rows = []
     for case, rounds in ((small(settings), 4), (ddpmpp(settings), 2)):
         for stage, precision in product(STAGES, PRECISIONS):
-            words = {target: overrides(stage, target, precision) for target in TARGETS}
-            times = interleave(settings, {target: steps(case, stage, *words[target]) for target in TARGETS}, rounds)
-            flops = {target: step_flops(case, stage, words[target]) for target in TARGETS}
-            by_rows = flops["tangent"] / flops["difference"]
-            what = f"{case.size}, {stage}, {precision}: tangent / difference"
-            rows.append(ratio(f"{what}, time", times["tangent"], times["difference"]))
-            scaled = [by_rows * time for time in times["difference"]]
-            rows.append(ratio(f"{what}, time in units of the rows' {by_rows:.2f}", times["tangent"], scaled, "≤ 1.3"))
+            rows += compare_steps(settings, case, stage, precision, rounds)
         held = {target: in_fresh_process(peak, case, target) for target in TARGETS}
         what = f"{case.size}, truncated, fp32: tangent / difference, peak memory"
         rows.append(Row(what, held["tangent"] / held["difference"], "×"))
+    return rows + measure_distilled(settings)
+
+
+def measure_distilled(settings: Settings) -> list[Row]:
+    """Steps of stage 2 with a teacher: two evaluations of it (Heun) by differences, one by tangents."""
+    rows = []
+    tiny = Case("digits", "digits", 16 if settings.quick else 128, channels=8)
+    for case, rounds in ((tiny, 40), (small(settings), 4)):
+        distilled = replace(case, name=f"{case.name}, distilled", teacher="diffusion")
+        rows += compare_steps(settings, distilled, "truncated", "fp32", rounds)
     return rows
+
+
+def compare_steps(settings: Settings, case: Case, stage: str, precision: str, rounds: int) -> list[Row]:
+    words = {target: overrides(stage, target, precision) for target in TARGETS}
+    times = interleave(settings, {target: steps(case, stage, *words[target]) for target in TARGETS}, rounds)
+    flops = {target: step_flops(case, stage, words[target]) for target in TARGETS}
+    by_rows = flops["tangent"] / flops["difference"]
+    what = f"{case.size}, {stage}, {precision}: tangent / difference"
+    scaled = [by_rows * time for time in times["difference"]]
+    return [
+        ratio(f"{what}, time", times["tangent"], times["difference"]),
+        ratio(f"{what}, time in units of the rows' {by_rows:.2f}", times["tangent"], scaled, "≤ 1.3"),
+    ]
 
 
 def overrides(stage: str, target: str, precision: str) -> tuple[str, ...]:

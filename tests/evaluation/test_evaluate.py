@@ -15,6 +15,7 @@ from torch import Tensor
 
 import tcm
 from tcm.data import ArrayDataset, open_dataset
+from tcm.evaluation import references
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import evaluate, evaluate_model
 from tcm.evaluation.features import Detector, load_detector
@@ -180,6 +181,28 @@ def test_interrupted_statistics_resume(digits: Tensor, detector: Detector, tmp_p
     torch.testing.assert_close(again.statistics.covariance, whole.statistics.covariance)
     assert again.statistics.count == len(digits)
     assert not kept.exists()
+
+
+def test_interrupted_features_resume(
+    digits: Tensor, detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "CHUNK", 300)
+    whole = reference_of(ArrayDataset(digits.numpy()), "digits", detector, keep=True)
+    folder = tmp_path / "cache" / "references"
+    for file in folder.iterdir():
+        file.unlink()
+    first = Interrupted(digits.numpy(), 1100)
+    first.content_hash = lambda: whole.hash
+    with pytest.raises(KeyboardInterrupt):
+        reference_of(first, "digits", detector, keep=True)
+    second = Interrupted(digits.numpy(), 10**6)
+    second.content_hash = lambda: whole.hash
+    again = reference_of(second, "digits", detector, keep=True)
+    assert second.seen == list(range(900, len(digits))), "three chunks were kept"
+    torch.testing.assert_close(again.features, whole.features)
+    torch.testing.assert_close(again.features, detector.features(digits))
+    torch.testing.assert_close(again.statistics.covariance, Statistics.of(again.features).covariance)
+    assert sorted(file.suffix for file in folder.iterdir()) == [".safetensors"] * 2
 
 
 def test_a_part_of_the_reference(digits: Tensor, detector: Detector) -> None:

@@ -47,6 +47,15 @@ def test_scores_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_scores(file)[1].note == "FID∞"
 
 
+def test_a_line_that_a_kill_cut_off_is_left_out_and_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "scores.jsonl"
+    append_scores(file, [SCORE, SCORE])
+    file.write_bytes(file.read_bytes()[:-20])
+    assert read_scores(file) == [SCORE]
+    append_scores(file, [SCORE])
+    assert read_scores(file) == [SCORE, SCORE]
+
+
 def test_scores_without_a_kind_are_still_read(tmp_path: Path) -> None:
     """As files had them before; they are comparable with new ones."""
     kinds = {
@@ -159,7 +168,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 )
 def test_any_file_gives_scores_or_our_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "scores.jsonl"
-    file.write_text(content, encoding="utf-8")
+    file.write_text(content + "\n", encoding="utf-8")
     if content.splitlines():
         with pytest.raises(TcmError, match="line"):
             read_scores(file)

@@ -1,12 +1,13 @@
 """The derivative along the trajectory against closed forms, reverse mode, and the differences whose limit it is."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
 from oracles import Exact, Formula, gaussian_consistency, gaussian_denoiser
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.functional import cosine_similarity
 
 import tcm
@@ -21,19 +22,24 @@ from tcm import (
     EDM2Config,
     Labels,
     LogStudentT,
+    NetworkConfig,
     Pairs,
     PseudoHuber,
     SampleStreams,
     SquaredL2,
     Tangents,
+    Texts,
     TruncatedConsistency,
 )
+from tcm.foundation.duals import dual, parts
 from tcm.foundation.errors import TcmError
 from tcm.method.distances import Distance
 from tcm.method.objectives import Draw
 from tcm.method.preconditioning import column
 from tcm.method.solvers import guided, slope
 from tcm.method.tangents import tangent
+from tcm.networks import TextUNetConfig
+from tcm.networks.forward_mode import attend
 
 S = 0.5
 SHAPE = (1, 4, 4)
@@ -68,19 +74,26 @@ def test_zero_for_the_exact_consistency_function(dtype: torch.dtype) -> None:
 CONFIGS = (
     DDPMppConfig(channels=16, channel_mult=(1, 2), blocks=1, attention=(8,), dropout=0.3),
     EDM2Config(channels=64, channel_mult=(1, 2), blocks=1, attention=(8,), dropout=0.3),
+    TextUNetConfig(channels=16, channel_mult=(1, 2), attention=(8,), cross_attention=(8, 4), dropout=0.3),
 )
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_networks_against_reverse_mode(config: DDPMppConfig | EDM2Config) -> None:
+def test_networks_against_reverse_mode(config: NetworkConfig) -> None:
     """⟨w, df/dt⟩ is ⟨∂⟨w, f⟩/∂x, dx/dt⟩ + ∂⟨w, f⟩/∂t, under the same condition and dropout masks."""
     torch.manual_seed(0)
-    f = Denoiser(config.build((1, 8, 8), Classes(3)), (1, 8, 8), Classes(3))
+    kind = Texts("none", width=6, tokens=5) if config.kind == "text_unet" else Classes(3)
+    f = Denoiser(config.build((1, 8, 8), kind), (1, 8, 8), kind)
     with torch.no_grad():
         for parameter in f.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter)) if parameter.ndim else parameter.fill_(0.8)
     x, dx, w = torch.randn(3, 3, 1, 8, 8)
-    t, labels = torch.tensor([0.05, 1.0, 20.0], dtype=torch.float64), Labels(torch.tensor([0, 2, -1]))
+    t = torch.tensor([0.05, 1.0, 20.0], dtype=torch.float64)
+    labels = (
+        Labels(torch.tensor([0, 2, -1]))
+        if isinstance(kind, Classes)
+        else replace(kind.dummy(3), tokens=torch.randn(3, 5, 6), mask=torch.rand(3, 5) > 0.3)
+    )
     masks = f.network.draw_masks(SampleStreams(range(3)))
     found = (w * tangent(f, x, t, dx, labels, masks)).flatten(1).sum(1)
     x.requires_grad_()
@@ -109,9 +122,19 @@ def test_the_derivative_survives_half_precision_and_a_difference_does_not() -> N
 
     exact = tangent(f, x_t, t, eps, labels).flatten(1)
     assert min(cosines(torch.float32)) > 0.98
-    difference, derivative = cosines(torch.bfloat16)
-    assert difference < 0.6
-    assert derivative > 0.998
+    for half in (torch.bfloat16, torch.float16):
+        difference, derivative = cosines(half)
+        assert difference < 0.6
+        assert derivative > 0.998
+
+
+def test_attention_in_fp16_does_not_overflow() -> None:
+    """q·k = 20 · 20 · 256 is beyond fp16; divided by √256 it is not."""
+    q = torch.full((1, 1, 4, 256), 20.0, dtype=torch.float16)
+    with forward_ad.dual_level():
+        y, dy = parts(attend(dual(q, torch.ones_like(q)), q, dual(q, q)))
+    torch.testing.assert_close(y, q, rtol=1e-3, atol=0)
+    torch.testing.assert_close(dy, q, rtol=1e-3, atol=0)
 
 
 def proportional(fraction: float) -> Curriculum:

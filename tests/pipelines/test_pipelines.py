@@ -125,7 +125,7 @@ def test_export_runs_in_diffusers(
     assert not torch.allclose(one, two, atol=1e-2)
     assert "timesteps=[999, 354]" in (folder / "README.md").read_text()
     assert (folder / LORA_FOLDER).exists() == (lora is not None)
-    with pytest.raises(TcmError, match="exported exists; give another"):
+    with pytest.raises(TcmError, match="exported exists; name a new folder"):
         export_pipeline(model, folder)
     if lora is not None:
         tuned = loaded(source)

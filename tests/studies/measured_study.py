@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import Diverged, TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.signals import StopRequest
@@ -65,17 +65,18 @@ def make_study(folder: Path) -> None:
     variants = all_variants(study)
     stages = shared_stages(study, variants)
     prepare(study, variants, stages.values(), out)
-    errors: dict[str, str] = {}
+    errors: dict[str, TcmError] = {}
     for key, stage in stages.items():
         run = Run(stage.recipe, stage_folder(out, key), Processes(torch.device("cpu")), Console(quiet=True))
         try:
             run.train_only(stage.name, partial(PrintedProgress, Console(quiet=True)), NEVER)
         except TcmError as error:
-            errors[key] = str(error)
+            errors[key] = error
     for variant in variants:
         run, key = run_folder(out, variant), stage_key(variant.recipe, variant.stage)
         if key in errors:
-            note_failure(run, Failure(stage=variant.stage, error=errors[key]))
+            diverged = isinstance(errors[key], Diverged)
+            note_failure(run, Failure(stage=variant.stage, error=str(errors[key]), diverged=diverged))
         else:
             measure_variant(study, variant, run, ignore, NEVER)
 

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tcm.studies.analysis import difference, judge, spikes, summarise
+from tcm.studies.analysis import Column, Verdict, compare, difference, spikes, summarise
 
 NUMBERS = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 
@@ -50,8 +50,8 @@ def test_a_single_seed_has_no_interval_and_proves_nothing() -> None:
     assert found is not None
     assert found.interval is None
     assert not found.certain
-    assert judge({0: 1.0}, {"other": {0: 9.0}}).outcome == "leaned that way"
-    assert judge({0: 9.0}, {"other": {0: 1.0}}).outcome == "not seen"
+    assert compare("other", Column({0: 1.0}), Column({0: 9.0})).outcome == "leaned that way"
+    assert compare("other", Column({0: 9.0}), Column({0: 1.0})).outcome == "not seen"
 
 
 def seeds(*values: float) -> dict[int, float]:
@@ -59,7 +59,7 @@ def seeds(*values: float) -> dict[int, float]:
 
 
 BETTER = seeds(1.0, 1.1, 0.9)
-CLEARLY_WORSE, HARDLY_WORSE, HARDLY_BETTER = seeds(3.0, 3.1, 3.0), seeds(0.9, 1.4, 1.2), seeds(1.1, 0.6, 0.8)
+CLEARLY_WORSE, HARDLY_WORSE, HARDLY_BETTER = seeds(3.0, 3.1, 3.0), seeds(1.1, 1.9, 1.0), seeds(1.1, 0.6, 0.8)
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,44 @@ CLEARLY_WORSE, HARDLY_WORSE, HARDLY_BETTER = seeds(3.0, 3.1, 3.0), seeds(0.9, 1.
     [
         ({"a": CLEARLY_WORSE}, "held"),
         ({"a": CLEARLY_WORSE, "b": HARDLY_WORSE}, "leaned that way"),
+        ({"a": CLEARLY_WORSE, "b": seeds(0.9, 1.4, 1.2)}, "not seen"),
         ({"a": CLEARLY_WORSE, "b": HARDLY_BETTER}, "not seen"),
         ({"a": CLEARLY_WORSE, "b": seeds(0.0, 0.1, 0.0)}, "contradicted"),
         ({"a": CLEARLY_WORSE, "b": {}}, "not measured"),
         ({"a": BETTER}, "not seen"),
     ],
 )
-def test_verdicts(others: dict[str, dict[int, float]], outcome: str) -> None:
-    assert judge(BETTER, others).outcome == outcome
+def test_a_verdict_is_that_of_its_weakest_part(others: dict[str, dict[int, float]], outcome: str) -> None:
+    comparisons = [compare(name, Column(BETTER), Column(values)) for name, values in others.items()]
+    assert Verdict(tuple(comparisons)).outcome == outcome
 
 
 def test_where_higher_is_better_the_sides_change() -> None:
-    assert judge(CLEARLY_WORSE, {"a": BETTER}, lower_is_better=False).outcome == "held"
-    assert judge(BETTER, {"a": CLEARLY_WORSE}, lower_is_better=False).outcome == "contradicted"
+    assert compare("a", Column(CLEARLY_WORSE), Column(BETTER), lower_is_better=False).outcome == "held"
+    assert compare("a", Column(BETTER), Column(CLEARLY_WORSE), lower_is_better=False).outcome == "contradicted"
+
+
+@pytest.mark.parametrize(("margin", "outcome"), [(0.0, "contradicted"), (-0.01, "not seen"), (-0.05, "held")])
+def test_no_worse_allows_a_share_of_the_others_mean(margin: float, outcome: str) -> None:
+    """2 % of the mean worse, with each seed."""
+    found = compare("a", Column(seeds(1.03, 2.04, 3.05)), Column(seeds(1.0, 2.0, 3.0)), margin=margin)
+    assert found.asked == pytest.approx(2 * margin)
+    assert found.outcome == outcome
+
+
+@pytest.mark.parametrize(("margin", "outcome"), [(0.5, "held"), (0.7, "not seen"), (0.8, "contradicted")])
+def test_a_positive_margin_asks_for_more(margin: float, outcome: str) -> None:
+    assert compare("a", Column(BETTER), Column(CLEARLY_WORSE), margin=margin).outcome == outcome
+
+
+def test_a_seed_that_diverged_counts_against_its_variant() -> None:
+    good, gone = Column(BETTER), Column({}, diverged={0, 1, 2})
+    assert compare("a", good, gone).outcome == "held"
+    assert compare("a", good, Column({}, diverged={1})).outcome == "leaned that way"
+    assert compare("a", gone, good).outcome == "not measured"
+    with_one_gone = Column({0: 1.0, 1: 1.1}, diverged={2})
+    assert compare("a", with_one_gone, Column(CLEARLY_WORSE)).outcome == "not seen"
+    assert compare("a", with_one_gone, Column({0: 3.0, 1: 3.1}, diverged={2})).outcome == "held"
 
 
 def test_spikes_stand_out_from_what_is_usual_around_them() -> None:

@@ -79,7 +79,7 @@ def test_a_failing_variant_stops_no_other(done: Path) -> None:
     runs, text = done / "out" / "runs" / "seed-0", (done / "out.log").read_text()
     assert {path.parent.name for path in runs.glob("*/failed.json")} == {"broken", "cannot-be-measured"}
     measuring = json.loads((runs / "cannot-be-measured" / "failed.json").read_text())
-    assert measuring == {"stage": "measuring", "error": "detector=none; name one"}
+    assert measuring == {"stage": "measuring", "error": "detector=none; name one", "diverged": False}
     training = json.loads((runs / "broken" / "failed.json").read_text())
     assert training["stage"] == "truncated"
     assert "no-such-model" in training["error"]

@@ -33,7 +33,7 @@ def test_a_shipped_study_fits_its_recipe(name: str) -> None:
     study = resolve_study(name)
     variants = variants_of(study, 0)
     assert len(study.seeds) >= (3 if name.endswith(PHOTOGRAPHS) else 5)
-    assert study.expects is not None
+    assert study.expects
     stages = shared_stages(study, variants)
     recipes = [(variant.recipe, variant.stage) for variant in variants]
     measured = [(stage_key(recipe, name), recipe.stages[name].companion_role) for recipe, name in recipes]
@@ -49,7 +49,7 @@ def test_the_shipped_studies_are_those_of_the_paper_and_ours() -> None:
     assert rows == {
         "boundary": 9,
         "distance": 4,
-        "from-data": 4,
+        "from-data": 5,
         "ratio": 5,
         "stability": 3,
         "stages": 6,
@@ -184,3 +184,15 @@ def test_a_study_may_extend_another(tmp_path: Path) -> None:
     assert (study.name, study.title, study.question, study.base) == ("mine", "Other", first.question, first.base)
     assert list(study.variants) == ["one", "two", "three"]
     assert (study.measure.count, study.measure.steps) == (50, (1, 2))
+
+
+def test_the_examples_on_the_page_are_studies(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text("utf-8")
+    whole, grid, extended = (block.split("```")[0] for block in page.split("```toml\n")[1:4])
+    (tmp_path / "whole.toml").write_text(whole, "utf-8")
+    assert len(variants_of(resolve_study(tmp_path / "whole.toml"), 0)) == 3
+    without = whole[: whole.index("[variants]")].replace('reference = "450 steps"', "")
+    (tmp_path / "grid.toml").write_text(without + grid, "utf-8")
+    assert len(resolve_study(tmp_path / "grid.toml").variants) == 9
+    (tmp_path / "extended.toml").write_text(extended, "utf-8")
+    assert resolve_study(tmp_path / "extended.toml").base == "fashion-mnist"

@@ -43,6 +43,7 @@ def test_show() -> None:
         (["--seeds", "1,1"], "--seeds 1,1 gives a seed twice; give each seed once"),
         (["--part", "5/4"], "--part 5/4 is not a share; write 1/4 for the first of four, up to 4/4"),
         (["--part", "0/4"], "--part 0/4 is not a share"),
+        (["--device", "cpu:0"], "--device cpu:0 names a single device"),
         (["--part", "half"], "--part half is not a share"),
     ],
 )

@@ -93,7 +93,9 @@ def test_a_pipeline_has_its_parts_in_folders(folder: Path, tmp_path: Path) -> No
     shutil.copytree(folder, pipeline / "text_encoder")
     for file in (pipeline / "text_encoder").glob("token*"):
         file.unlink()
-    with pytest.raises(TcmError, match="has a text_encoder, but no tokenizer; add that folder of the pipeline"):
+    with pytest.raises(
+        TcmError, match="has a folder text_encoder, but no tokenizer; copy that folder from the pipeline too"
+    ):
         load_encoder(str(pipeline))
     save_tokenizer(pipeline / "tokenizer")
     assert load_encoder(str(pipeline)).sha256 == load_encoder(str(folder)).sha256
@@ -106,13 +108,13 @@ def test_what_is_missing_is_said(folder: Path, tmp_path: Path, monkeypatch: pyte
     without_weights = shutil.copytree(folder, tmp_path / "b", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(TcmError, match=r"b has no text encoder that can be loaded"):
         load_encoder(str(without_weights))
-    with pytest.raises(TcmError, match="/nowhere is not a folder with a text encoder; give one, a hub id"):
+    with pytest.raises(TcmError, match="/nowhere is not a folder with a text encoder; give such a folder, a hub id"):
         load_encoder("/nowhere")
     monkeypatch.setenv("TCM_DATA", str(tmp_path))
     load_encoder.cache_clear()
     with pytest.raises(TcmError, match="minilm is not on this machine yet; run `tcm text fetch minilm`"):
         load_encoder("minilm")
-    with pytest.raises(TcmError, match="no text encoder called 't5' to fetch; choose minilm"):
+    with pytest.raises(TcmError, match="no text encoder called 't5' to fetch; choose one of: minilm"):
         fetch_encoder("t5")
     with pytest.raises(TcmError, match="the captions need a text encoder; name one in the recipe"):
         UNREAD.load_encoder()
@@ -123,7 +125,7 @@ def test_the_kind_knows_its_encoder(folder: Path, tmp_path: Path) -> None:
     assert str(kind) == f"texts by {folder} ({kind.encoder_hash[:8]}), 6 tokens of width 16"
     other = save_encoder(tmp_path / "other", seed=1)
     with pytest.raises(
-        TcmError, match=r"has hash .* but the model or the recipe expects .*; give the folder of that one"
+        TcmError, match=r"has hash .* but the model or the recipe expects .*; give the folder of that encoder"
     ):
         Texts(str(other), 16, 6, kind.encoder_hash).encode(["a"])
     with pytest.raises(

@@ -125,7 +125,7 @@ def test_a_damaged_companion_is_named(folder: Path) -> None:
     [
         ({"t_min": 2.0}, "companion covers 2.0 to 80.0, but must cover t_min=1.0"),
         ({"t_max": 0.5}, "companion covers 0.002 to 0.5, but must cover t_min=1.0"),
-        ({"condition": None}, "companion makes other images, or has another condition"),
+        ({"condition": None}, "the companion must have the same image_shape, latents and condition"),
     ],
 )
 def test_what_cannot_be_a_companion(folder: Path, changes: dict[str, object], message: str) -> None:

@@ -123,7 +123,7 @@ def test_the_command(tmp_path: Path, ddpmpp: tcm.Model) -> None:
     assert (tmp_path / "model-diffusers" / "unet" / "ddpmpp_unet.py").is_file()
     assert "exists; name a new folder" in str(CliRunner().invoke(app, command).exception)
     half = CliRunner().invoke(app, [*command, "--half"])
-    assert str(half.exception) == "--half is for --to onnx; --to diffusers keeps fp32: leave --half out"
+    assert str(half.exception) == "--half is only for --to onnx; --to diffusers stays in fp32, so leave --half out"
 
 
 @pytest.mark.parametrize(

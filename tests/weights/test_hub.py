@@ -118,7 +118,7 @@ def test_a_card_that_has_less_to_say(tmp_path: Path) -> None:
     assert "![" not in card.text
     assert "diffusers" not in card.text
     assert "## Scores\n\nNot measured." in card.text
-    with pytest.raises(TcmError, match=r"the model's card says 'NVIDIA .*' already; leave it out"):
+    with pytest.raises(TcmError, match=r"the model's card already says 'NVIDIA .*'; leave --licence out"):
         HubFolder(model, "someone/latents", licence="mit").write(tmp_path / "other")
 
 
@@ -131,7 +131,7 @@ def test_the_usual_names_of_the_hub(tmp_path: Path) -> None:
 def test_what_a_user_can_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TcmError, match="no token for the hub; run `hf auth login`, or set HF_TOKEN"):
         push("digits", "someone/name")
-    with pytest.raises(TcmError, match="--out=here is for --dry-run"):
+    with pytest.raises(TcmError, match="--out=here is only for --dry-run"):
         push("digits", "someone/name", "--out", "here")
     for name in ("digits", "a/b/c", "some one/name"):
         with pytest.raises(TcmError, match=r"use (one|a name) like someone/"):

@@ -97,6 +97,20 @@ def test_a_loaded_model_trains(saved: Path) -> None:
     model.denoiser(torch.zeros(1, 1, 4, 4), torch.ones(1)).sum().backward()
 
 
+def test_half_the_bytes(tmp_path: Path) -> None:
+    model = tcm.load("digits")
+    model.save(tmp_path / "whole")
+    model.save(tmp_path / "half", half=True)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    loaded = tcm.load(tmp_path / "half")
+    for name, tensor in loaded.denoiser.state_dict().items():
+        own = model.denoiser.state_dict()[name]
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, own.half().float() if own.ndim > 1 else own, rtol=0, atol=0)
+    torch.testing.assert_close(loaded.sample(4), model.sample(4), rtol=0, atol=0.02)
+
+
 def test_saving_replaces_a_model_and_leaves_nothing_beside_it(saved: Path) -> None:
     other = lively(Model.fresh(card(condition=Classes(2))))
     other.save(saved)
@@ -137,7 +151,7 @@ def test_a_failing_save_changes_nothing(saved: Path) -> None:
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("network.conv_in.weight"), r"lacks network.conv_in.weight"),
-        (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, unknown to this network"),
+        (lambda tensors: tensors.update(surplus=torch.zeros(1)), r"has surplus, which this network does not have"),
         (
             lambda tensors: tensors.update({"network.conv_out.bias": torch.zeros(7)}),
             r"network.conv_out.bias has shape \[7\], but this network needs \[1\]",
@@ -407,7 +421,7 @@ def test_times_and_steps_of_sampling() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not fit the 3 seeds"),
+        ({"count": 2, "seeds": [1, 2, 3]}, "count=2 does not match the 3 seeds"),
         ({"steps": 1, "times": [80.0]}, "cannot both be given"),
         ({"count": 2, "batch": 0}, "batch=0 must be a whole number of at least 1"),
         ({"count": -1}, "count=-1"),

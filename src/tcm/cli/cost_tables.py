@@ -13,13 +13,14 @@ def cost_table(recipe: Recipe, images: Images | None = None) -> Table:
     """What each stage of a recipe costs on GPUs."""
     title = f"{escape(recipe.name)}: cost of each stage, estimates"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("stage", "params", "FLOPs/step", "memory", "per image", "whole batch", "GPU-h"):
-        table.add_column(column, justify="left" if column == "stage" else "right")
+    for column in ("stage", "params", "rows", "FLOPs", "memory", "per image", "whole batch", "GPU-h"):
+        table.add_column(column, justify="left" if column == "stage" else "right", no_wrap=column == "stage")
     for name, stage in recipe.stages.items():
         cost = estimate(recipe, stage, images=images)
         table.add_row(
             name,
             millions(cost.parameters),
+            f"{cost.rows.gradient:g}+{cost.rows.tangent:g}+{cost.rows.plain:g}",
             f"{cost.step_flops:.3g}",
             size(cost.memory.state),
             f"+ {size(cost.activations_per_image)}",
@@ -27,6 +28,7 @@ def cost_table(recipe: Recipe, images: Images | None = None) -> Table:
             amount(cost.gpu_hours),
         )
     table.caption = (
+        "FLOPs: of a step. Rows: evaluations per image with gradient, with tangent and plain (targets, teacher). "
         "Memory: the state, what each image adds, and both for the whole batch on one device. "
         f"GPU-hours: predicted for {ASSUMPTION}."
     )

@@ -31,8 +31,9 @@ Channels = Annotated[int | None, typer.Option(help="Convert to 1 (grey) or 3 (RG
 Split = Annotated[str, typer.Option(help="The split to open, if there are several.")]
 CropName = Literal["none", "center", "dhariwal"]
 CROP_HELP = (
-    "How other shapes are cropped; center keeps the largest centred part (as EDM does), dhariwal is the crop that made "
-    "ImageNet-64 (Dhariwal and Nichol: halve while twice too large, scale, cut out the centre). [center]"
+    "How to crop images of another shape: center keeps the largest centred part (as in EDM), dhariwal is the crop of "
+    "ImageNet-64 (Dhariwal and Nichol: halve while twice too large, scale, cut out the centre), none does not crop. "
+    "[center]"
 )
 
 
@@ -56,7 +57,7 @@ def fetch(
 @app.command()
 def info(
     path: Annotated[
-        str, typer.Argument(help="digits, a fetched data set's name, a file, a folder or hf://owner/name.")
+        str, typer.Argument(help="digits, the name of a fetched data set, a file, a folder, or hf://owner/name.")
     ],
     grid: Annotated[Path, typer.Option(help="Where to write a picture of 64 samples.")] = Path("data-samples.png"),
     split: Split = "train",
@@ -125,7 +126,9 @@ def prepare(
     skip_broken: SkipBroken = False,
     latents: Annotated[
         str | None,
-        typer.Option(help="Write latents instead of images: those of this autoencoder, a pipeline's folder or hub id."),
+        typer.Option(
+            help="Write latents instead of images, made by this autoencoder: the folder or hub id of a pipeline."
+        ),
     ] = None,
     text_encoder: Annotated[
         str | None,
@@ -135,14 +138,14 @@ def prepare(
         int | None, typer.Option(min=1, help="Tokens of each caption to store. [all that the encoder takes]")
     ] = None,
 ) -> None:
-    """Crop and resize images to one size, and write them, or their latents; captions and classes come along."""
+    """Crop and resize images to one size, and write them or their latents, with their classes and captions."""
     from tcm.data.opening import open_pictures
     from tcm.data.prepare import Crop, check_target, survey, usual_form
     from tcm.text.condition import Texts
     from tcm.text.encoders import load_encoder
 
     if tokens is not None and text_encoder is None:
-        raise TcmError(f"--tokens {tokens} needs --text-encoder; give both or none")
+        raise TcmError(f"--tokens {tokens} needs --text-encoder; give both or neither")
     encoder = None if text_encoder is None else Texts.of(load_encoder(text_encoder), tokens)
     check_target(target, encoder)
     pictures = open_pictures(source, split)

@@ -13,10 +13,12 @@ TIMES = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 80.0)
 
 
 def demo(
-    overrides: Annotated[list[str] | None, typer.Argument(help="Such as `truncated.t_prime=0.5`.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe, such as `truncated.t_prime=0.5`.")
+    ] = None,
     run: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs", "demo"),
-    samples: Annotated[int, typer.Option(min=200, help="Images that each distance is measured on.")] = 5000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that train and measure side by side.")] = 2,
+    samples: Annotated[int, typer.Option(min=200, help="How many images each distance is measured on.")] = 5000,
+    workers: Annotated[int, typer.Option(min=1, help="How many processes train and measure in parallel.")] = 2,
 ) -> None:
     """Train all stages on handwritten digits, measure them and show the report; run it again to resume."""
     from rich.console import Console

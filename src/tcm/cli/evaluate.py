@@ -17,7 +17,8 @@ DetectorName = Annotated[
     str, typer.Option("--detector", help="inception, digits, efficientnet-lite0, or a TorchScript file.")
 ]
 DFID_HELP = (
-    "Also measure dFID at these times, such as 0.2,1,5: the FID of data with noise of level t, denoised in one step."
+    "Also measure dFID at these times, such as 0.2,1,5: the FID of the data's images with noise of level t, denoised "
+    "in one step."
 )
 FEW_IMAGES = r"\d+ images give a covariance of rank"
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
@@ -42,7 +43,7 @@ def evaluation(
     dfid: Annotated[str | None, typer.Option(help=DFID_HELP)] = None,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--count", min=2, help="How many images; by default 50000 from a model, all of a data set."),
+        typer.Option("-n", "--count", min=2, help="How many images. [50000 from a model, all of a data set]"),
     ] = None,
     steps: Steps = None,
     times: TimesOption = None,
@@ -51,20 +52,23 @@ def evaluation(
     data_conditions: DataConditions = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="Draw one image for each prompt of this file: one a line, a JSON list, or COCO's captions."),
+        typer.Option(
+            help="Draw one image for each prompt in this file: one per line, a JSON list, or COCO's captions."
+        ),
     ] = None,
     guidance: Guidance = None,
     resize: Annotated[
-        int | None, typer.Option(min=1, help="Resize a model's images to this side (Lanczos) before they are measured.")
+        int | None,
+        typer.Option(min=1, help="Resize a model's images to this many pixels a side (Lanczos) before measuring."),
     ] = None,
     clip: Annotated[
-        str | None, typer.Option(help="Also give the CLIP score of the prompts: a folder with a CLIP model.")
+        str | None, typer.Option(help="Also measure the CLIP score of --prompts, with the CLIP model in this folder.")
     ] = None,
     retrieval: Annotated[
         bool,
         typer.Option(
             "--retrieval",
-            help="Also draw the data's captions: is the nearest image of the data the one of its caption?",
+            help="Also draw the data's captions, and score how often the nearest image of the data has that caption.",
         ),
     ] = False,
     split: Split = "train",
@@ -136,14 +140,14 @@ def best_times(
     ],
     data: Annotated[str, typer.Option(help="What to compare with: a data set, or an .npz with mu and sigma.")],
     detector: DetectorName = "inception",
-    grid: Annotated[str | None, typer.Option(help="Second times to try, such as 0.5,1,2; by default eight.")] = None,
+    grid: Annotated[str | None, typer.Option(help="Second times to try, such as 0.5,1,2. [a grid of eight]")] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=2, help="Samples per time.")] = 10_000,
     seed: Seed = 0,
     data_conditions: DataConditions = False,
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the curve as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curve to this PNG file.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write the best time into the model's config.json.")] = False,
 ) -> None:
     """Find the best time for the second of two sampling steps, by the distance to the data."""

@@ -20,25 +20,31 @@ def export_weights(
     model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
     to: Annotated[
         Format,
-        typer.Option("--to", help="edm-state-dict: one file of weights under the reference's names; else a folder."),
+        typer.Option(
+            "--to",
+            help="edm-state-dict writes one file of weights, with the reference's names; the others write a folder.",
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="What to write. [beside the model: NAME-edm.safetensors, NAME-onnx, NAME-diffusers]"
+            "--out",
+            help="The file or folder to write. [next to the model: NAME-edm.safetensors, NAME-onnx, NAME-diffusers]",
         ),
     ] = None,
-    half: Annotated[bool, typer.Option("--half", help="ONNX: weights and network in fp16, half the size.")] = False,
+    half: Annotated[
+        bool, typer.Option("--half", help="For ONNX: compute in fp16, with files of half the size.")
+    ] = False,
 ) -> None:
     """Write a model for other software: the reference implementation, ONNX runtimes or diffusers.
 
-    ONNX and diffusers folders are compared with torch before they appear; the largest difference is printed.
+    An ONNX or diffusers export is compared with torch before it is written, and the largest difference is printed.
     """
     from tcm.cli.sample import model_of
     from tcm.weights import load
 
     if half and to != "onnx":
-        raise TcmError(f"--half is for --to onnx; --to {to} keeps fp32: leave --half out")
+        raise TcmError(f"--half is only for --to onnx; --to {to} stays in fp32, so leave --half out")
     found = model_of(model)
     for line in _write(one_network(load(found)), to, out or _beside(found, ENDINGS[to]), half):
         typer.echo(line)

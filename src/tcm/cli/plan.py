@@ -105,7 +105,9 @@ def planned_recipe(data: str, run: Path, budget: str, device: str | None) -> str
         return str(run / RECIPE_FILE)
     with join(device) as processes:
         if processes.count > 1:
-            raise TcmError(f"{data} is planned for one process; run `tcm plan {data}` first, then train its recipe")
+            raise TcmError(
+                f"{data} can only be planned by one process; run `tcm plan {data}` first, then train its recipe"
+            )
         found = planned(data, parse_budget(budget), processes, run / "data.zip")
     run.mkdir(parents=True, exist_ok=True)
     write_text(run / PLAN_FILE, found.toml())

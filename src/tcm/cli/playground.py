@@ -12,10 +12,12 @@ def playground(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("playground.html"),
     runtime: Annotated[
         Path | None,
-        typer.Option(help="A folder with npm's onnxruntime-web. [fetched with npm the first time, then kept]"),
+        typer.Option(
+            help="A folder with the npm package onnxruntime-web. [fetched with npm the first time, then kept]"
+        ),
     ] = None,
 ) -> None:
-    """Write one HTML file that holds the model and generates with it in the browser, without server or network."""
+    """Write one HTML file that holds the model and generates images in the browser, without a server or network."""
     from rich.console import Console
 
     from tcm.cli.sample import model_of

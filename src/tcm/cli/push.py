@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 def push_model(
-    model: Annotated[str, typer.Argument(help="A model folder, or a run's folder (its last stage).")],
-    repository: Annotated[str, typer.Argument(help="Where to put it, such as someone/name.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, or a hub id.")],
+    repository: Annotated[str, typer.Argument(help="The repository on the hub, such as someone/name.")],
     scores: Annotated[
-        Path | None, typer.Option("--scores", help="A scores.jsonl; those of this model are shown. [the run's own]")
+        Path | None,
+        typer.Option("--scores", help="A scores.jsonl; the card shows its scores of this model. [the run's own]"),
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--licence", help="The licence that you give your model, such as apache-2.0.")
+        str | None, typer.Option("--licence", help="The licence of your own model, such as apache-2.0.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="If the repository is new, make it private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder and upload nothing.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="With --dry-run: the folder. [NAME-hub]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --dry-run: the folder to write. [NAME-hub]")] = None,
 ) -> None:
     """Upload a model to the Hugging Face hub, with a card: what it is, its scores, samples, and how to use it."""
     from tcm.cli.sample import model_of
@@ -33,7 +34,7 @@ def push_model(
     from tcm.weights.hub import HubFolder, push
 
     if out is not None and not dry_run:
-        raise TcmError(f"--out={out} is for --dry-run, which writes the folder; add --dry-run or leave --out out")
+        raise TcmError(f"--out={out} is only for --dry-run; add --dry-run, or leave --out out")
     found = model_of(model)
     loaded = load(found)
     run = _run_of(Path(model), Path(found))

@@ -14,7 +14,7 @@ def recipes(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """List the recipes with what they need."""
+    """List the recipes, with the memory and GPU-hours that they need."""
     if context.invoked_subcommand is None:
         import json
 

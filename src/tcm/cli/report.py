@@ -8,9 +8,9 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="The folder of a run; several are put side by side.")],
+    runs: Annotated[list[Path], typer.Argument(help="The folder of a run; give several to compare them side by side.")],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file. [RUN/report.html; report.html for several runs]")
+        Path | None, typer.Option(help="The HTML file to write. [RUN/report.html; report.html for several runs]")
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:

@@ -35,33 +35,36 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator,
 
 
 def sample(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, or a hub id.")],
     count: Annotated[
-        int | None, typer.Option("-n", "--count", min=1, help="How many images, of each prompt; 16 by default, or 4.")
+        int | None,
+        typer.Option(
+            "-n", "--count", min=1, help="How many images, or how many for each prompt. [16; 4 for each prompt]"
+        ),
     ] = None,
     steps: Steps = None,
     times: TimesOption = None,
     seed: Annotated[int, typer.Option(min=0, help="The first image's seed.")] = 0,
     seeds: Annotated[str | None, typer.Option(help="Which seeds to draw, such as 0-63.")] = None,
     choice: ClassOption = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="Draw this text; can be given several times.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Draw this text; may be repeated.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: one a line, a JSON list, or COCO's captions.")
+        Path | None, typer.Option(help="A file of prompts: one per line, a JSON list, or COCO's captions.")
     ] = None,
     guidance: Guidance = None,
     negative: Negative = None,
     out: Annotated[Path, typer.Option(help="A folder, or a file: .png (grid), .npz, .zip.")] = Path("samples.png"),
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Batch size; does not change the images. By default what fits in memory.")
+        int | None, typer.Option(min=1, help="Batch size; does not change the images. [what fits in memory]")
     ] = None,
     device: Device = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the samples that the folder, .npz or .zip holds.")
+        bool, typer.Option("--overwrite", help="Replace the images in an existing folder, .npz or .zip.")
     ] = False,
     precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster if the device supports it.")] = "fp32",
     show: Annotated[bool, typer.Option("--show", help="Draw the first images in the terminal too.")] = False,
 ) -> None:
-    """Draw images. A seed always gives the same image, whatever the batch, the processes or the output."""
+    """Draw images. A seed always gives the same image, whatever the batch size, processes or output format."""
     from rich.console import Console
 
     from tcm.evaluation.generation import generate, parse_seeds

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from tcm.studies.running import Part
     from tcm.studies.schema import Study
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="Repeat the paper's tables and figures, or make your own.")
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    help="Repeat the paper's tables and figures with several seeds, or run a study of your own.",
+)
 
 app.command("report")(study_report)
 
@@ -64,7 +68,7 @@ def list_studies(as_json: AsJson = False) -> None:
 
 @app.command()
 def show(name: StudyName, as_json: AsJson = False) -> None:
-    """Print a study with every default written out; its variants are checked."""
+    """Check a study's variants, and print it as TOML with every default written out."""
     from tcm.studies.resolve import resolve_study, study_to_toml, variants_of
 
     study = resolve_study(name)
@@ -75,7 +79,7 @@ def show(name: StudyName, as_json: AsJson = False) -> None:
 @app.command()
 def run(
     name: StudyName,
-    out: Annotated[Path, typer.Option(help="The study's folder; a study that was interrupted is resumed.")],
+    out: Annotated[Path, typer.Option(help="The study's folder; an interrupted study is resumed.")],
     seeds: Annotated[
         str | None, typer.Option(help="How many seeds, such as 3, or which, such as 0,1,2. [the study's own]")
     ] = None,
@@ -83,8 +87,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Processes that train and measure side by side: on the CPU with one thread each, else one per device. "
-            "[1 on the CPU, else one per device]",
+            help="How many processes train and measure in parallel: on the CPU with one thread each, else one per "
+            "device. [1 on the CPU, else one per device]",
         ),
     ] = None,
     part: Annotated[
@@ -106,6 +110,11 @@ def run(
 
     study, console = _with_seeds(resolve_study(name), seeds), Console()
     share = _part(part)
+    if device is not None and ":" in device:
+        raise TcmError(
+            f"--device {device} names a single device, but workers take the devices of a kind one by one; "
+            f"use --device {device.partition(':')[0]}, and make only those visible that it may use"
+        )
     with join(device) as processes, warnings.catch_warnings():
         if processes.count > 1:
             raise TcmError("tcm study runs without torchrun; use --workers on one machine and --part on several")

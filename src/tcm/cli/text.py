@@ -10,7 +10,7 @@ app = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch text encoders.")
 
 
 @app.command()
-def fetch(name: Annotated[str, typer.Argument(help="minilm.")]) -> None:
+def fetch(name: Annotated[str, typer.Argument(help="The encoder's name: minilm.")]) -> None:
     """Fetch a text encoder and verify it; a second call only verifies it."""
     from tcm.text.fetch import fetch_encoder
 

@@ -26,13 +26,15 @@ def train(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to the recipe, such as `truncated.t_prime=1.5`; `*.steps=500` is for all stages."),
+        typer.Argument(
+            help="Changes to the recipe, such as `truncated.t_prime=1.5`; `*.steps=500` changes all stages."
+        ),
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; an existing run is resumed. [runs/RECIPE]")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="The data set or stream:…, in place of the recipe's `data.path`.")
+        str | None, typer.Option(help="The data set or stream:…, instead of the recipe's `data.path`.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="For your images: how long to train, such as 20m or 2h. [1h]")
@@ -40,7 +42,8 @@ def train(
     init: Annotated[
         str | None,
         typer.Option(
-            help="The model that the first stage starts from: a folder, a hub id, or a Stable Diffusion pipeline's."
+            help="The model that the first stage starts from: the folder or hub id of a model or of "
+            "a Stable Diffusion pipeline."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
@@ -50,7 +53,8 @@ def train(
         typer.Option(min=1, help="Train independent stages in parallel, in up to this many single-threaded processes."),
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Use deterministic kernels: the same bits each time, but slower.")
+        bool,
+        typer.Option("--deterministic", help="Use deterministic kernels: slower, but with the same bits each time."),
     ] = False,
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log to this service; may be repeated.")] = None,
     redo_later: Annotated[
@@ -67,7 +71,7 @@ def train(
         bool, typer.Option("--cluster", help="With --dry-run: also predict cost and speed on many GPUs.")
     ] = False,
 ) -> None:
-    """Train on your own images, planned as by `tcm plan`, or run a recipe; run it again to resume."""
+    """Train on your own images, with a plan as from `tcm plan`, or run a recipe; run it again to resume."""
     from rich.console import Console
 
     from tcm.foundation.processes import join

@@ -7,12 +7,12 @@ import typer
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, in training or finished.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, in progress or finished.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes a free one.")] = 0,
     every: Annotated[float, typer.Option(min=1, help="Seconds between two refreshes of the page.")] = 5,
-    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Show in your browser how a run is doing while it trains; Ctrl-C ends this, not the training."""
+    """Show in your browser how a run is doing while it trains; Ctrl-C stops the page, not the training."""
     import webbrowser
 
     from rich.console import Console

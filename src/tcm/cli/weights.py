@@ -19,7 +19,7 @@ TrainedAs = Literal["diffusion", "consistency", "truncated"]
 
 def import_weights(
     file: Annotated[
-        Path, typer.Argument(help="A .pkl, .pth, .pt or .safetensors file of EDM, EDM2, ECT, TCM, FastGen.")
+        Path, typer.Argument(help="A .pkl, .pth, .pt or .safetensors file from EDM, EDM2, ECT, TCM or FastGen.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The model folder to write; it must not exist.")],
     kind: Annotated[

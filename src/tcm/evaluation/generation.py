@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tcm.data import Dataset, to_uint8
 from tcm.data.decode import picture_of, pixels_of
 from tcm.foundation.devices import free_memory
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import Diverged, TcmError
 from tcm.foundation.randomness import derive_seed
 from tcm.method.conditions import Condition
 from tcm.weights import Model
@@ -131,7 +131,7 @@ def quantise(images: Tensor) -> Tensor:
     """uint8 pixels of images in [-1, 1]; NaN, which a cast would turn into some grey, is an error."""
     broken = ~torch.isfinite(images).flatten(1).all(1)
     if bool(broken.any()):
-        raise TcmError(
+        raise Diverged(
             f"{int(broken.sum())} of {len(images)} images hold NaN or infinity; the model has diverged: "
             "go back to an earlier checkpoint"
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -31,6 +33,8 @@ from tcm.method.gaussians import Statistics
 FORMAT = "1"
 KEEP_SECONDS = 30.0
 """How often unfinished statistics are kept, so that a killed computation resumes."""
+CHUNK = 2048
+"""Images whose features are kept together for the same reason."""
 PAPERS_COUNT = 50_000
 """How many images papers measure, and look at one by one."""
 
@@ -189,35 +193,63 @@ def reference_of(
     statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-{len(chosen)}-features.safetensors"
     moments = _read(statistics_file, processes)
     features = _read(features_file, processes) if keep else {}
+    each = partial(_features, dataset, name=name, detector=detector, batch=batch, processes=processes, counter=counter)
     if moments is None:
-        # Where all images are chosen, one pass sees both.
-        both = features is None and len(chosen) == len(taken)
-        if both or processes.count > 1:
+        if features is None and len(chosen) == len(taken):  # one pass sees both
+            features = {"features": each(chosen, folder=folder / f"{key}-partial")}
+            _write(features_file, features, processes)
+            moments = _moments(Statistics.of(features["features"]))
+        elif processes.count > 1:
             passing = counter(dataset_batches(dataset, batch, processes, taken), own, f"reference {name}")
-            observed = observe(passing, detector, both, processes)
-            moments = _moments(observed.statistics)
-            if observed.features is not None:
-                features = {"features": observed.features}
-                _write(features_file, features, processes)
+            moments = _moments(observe(passing, detector, processes=processes).statistics)
         else:
-            partial = folder / f"{key}-partial.safetensors"
-            moments = _moments(_resumed(dataset, taken, name, detector, batch, counter, partial))
-            partial.unlink(missing_ok=True)
+            unfinished = folder / f"{key}-partial.safetensors"
+            moments = _moments(_resumed(dataset, taken, name, detector, batch, counter, unfinished))
+            unfinished.unlink(missing_ok=True)
         _write(statistics_file, moments, processes)
     if features is None:
-        passing = counter(dataset_batches(dataset, batch, processes, chosen), len(chosen), f"features of {name}")
-        observed = observe(passing, detector, True, processes)
-        assert observed.features is not None, "asked for"
-        features = {"features": observed.features}
+        features = {"features": each(chosen, folder=folder / f"{key}-partial")}
         _write(features_file, features, processes)
     return Reference(detector, name, content, _statistics(moments), features.get("features"))
 
 
+def _features(
+    dataset: Dataset,
+    chosen: Indices,
+    name: str,
+    detector: Detector,
+    batch: int,
+    processes: Processes,
+    counter: Counter,
+    folder: Path,
+) -> Tensor:
+    """The features of these images; a single process keeps them in `folder` chunk by chunk, and resumes from it."""
+    if processes.count > 1:
+        own = -(-len(chosen) // processes.count)
+        passing = counter(dataset_batches(dataset, batch, processes, chosen), own, f"features of {name}")
+        found = observe(passing, detector, True, processes).features
+        assert found is not None, "asked for"
+        return found
+    files = [folder / f"{start:08d}.safetensors" for start in range(0, len(chosen), CHUNK)]
+    done = next((index for index, file in enumerate(files) if not file.exists()), len(files))
+    rest = chosen[done * CHUNK :]
+    rows = [torch.empty(0, detector.dimension)]
+    for images in counter(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"features of {name}"):
+        rows.append(detector.features(images))
+        while sum(map(len, rows)) >= min(CHUNK, len(chosen) - done * CHUNK) > 0:
+            together = torch.cat(rows)
+            _write(files[done], {"features": together[:CHUNK].clone()}, ALONE)
+            rows, done = [together[CHUNK:]], done + 1
+    features = torch.cat([load_file(file)["features"] for file in files])
+    shutil.rmtree(folder)
+    return features
+
+
 def _resumed(
-    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, counter: Counter, partial: Path
+    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, counter: Counter, unfinished: Path
 ) -> Statistics:
-    """The statistics of a data set; kept in `partial` every half minute and when interrupted, and resumed from it."""
-    found = _read(partial, ALONE)
+    """The statistics of a data set; kept in a file every half minute and when interrupted, and resumed from it."""
+    found = _read(unfinished, ALONE)
     before = None if found is None else _statistics(found)
     rest = taken[0 if before is None or before.count is None else before.count :]
     passing = counter(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"reference {name}")
@@ -225,11 +257,11 @@ def _resumed(
     try:
         for total in running_statistics(map(detector.features, passing), before):
             if time.monotonic() - kept > KEEP_SECONDS:
-                _write(partial, _moments(total), ALONE)
+                _write(unfinished, _moments(total), ALONE)
                 kept = time.monotonic()
     except KeyboardInterrupt:
         if total is not None:
-            _write(partial, _moments(total), ALONE)
+            _write(unfinished, _moments(total), ALONE)
         raise
     if total is None:
         raise TcmError("there are no images to measure")

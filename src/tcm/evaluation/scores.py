@@ -79,17 +79,21 @@ def append_scores(path: Path, scores: Sequence[Score]) -> None:
     """Append one line of JSON for each score; lines already there stay as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(score), ensure_ascii=False) + "\n" for score in scores)
+    whole = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
     with path.open("ab", buffering=0) as file:
+        if whole[2]:
+            file.truncate(len(whole[0]) + len(whole[1]))  # a line that a kill cut off
         file.write(lines.encode())  # in one piece, so that the lines of two processes do not mix
 
 
 def read_scores(path: Path) -> list[Score]:
-    """All scores of a `scores.jsonl`."""
+    """All scores of a `scores.jsonl`; a last line without an end was cut off when it was written, and is left out."""
     if not path.is_file():
         raise TcmError(f"{path} does not exist; `tcm eval` writes it")
     known = {field.name for field in fields(Score)}
     scores = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    whole = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
+    for number, line in enumerate(whole.splitlines(), 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:

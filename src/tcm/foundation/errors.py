@@ -19,6 +19,10 @@ class TcmError(ValueError):
     """
 
 
+class Diverged(TcmError):
+    """A model whose numbers have run away, in training or in sampling."""
+
+
 class KeyInTable(TcmError):
     """An error whose text begins with a key of a table; `describe_validation` puts the table's own key before it."""
 

@@ -26,7 +26,9 @@ def concatenated(a: Tensor, b: Tensor) -> Tensor:
     """The channels of a, then those of b."""
     (a, da), (b, db) = parts(a), parts(b)
     ab = torch.cat([a, b], dim=1)
-    return ab if da is None or db is None else dual(ab, torch.cat([da, db], dim=1))
+    if da is None and db is None:
+        return ab
+    return dual(ab, torch.cat([torch.zeros_like(x) if dx is None else dx for x, dx in ((a, da), (b, db))], dim=1))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -61,20 +63,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if q.shape[0] == 0:  # some kernels refuse a batch of no rows
         return v
     (q, dq), (k, dk), (v, dv) = parts(q), parts(k), parts(v)
-    if dq is None or dk is None or dv is None:
+    if dq is None and dk is None and dv is None:
         return F.scaled_dot_product_attention(q, k, v)
+    dq, dk, dv = (torch.zeros_like(x) if dx is None else dx for x, dx in ((q, dq), (k, dk), (v, dv)))
     return dual(*_attend_along(q, k, v, dq, dk, dv))
 
 
 def _attend_along(q: Tensor, k: Tensor, v: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """y = P v with P = softmax(S), S = q·k/√d; dy = (P ∘ dS) v − rowsum(P ∘ dS) y + P dv.
 
-    The products are taken in the precision of q, k and v, the softmax in float32.
+    The products are taken in the precision of q, k and v, the softmax in float32; q is scaled first, because the
+    product alone can overflow in fp16.
     """
     scale = q.shape[-1] ** -0.5
-    P = (q @ k.mT).float().mul_(scale).softmax(-1)
+    q, dq = q * scale, dq * scale
+    P = (q @ k.mT).float().softmax(-1)
     dS = torch.cat([dq, q], -1) @ torch.cat([k, dk], -1).mT
-    P_dS = P * dS.float().mul_(scale)
+    P_dS = P * dS.float()
     y, P_dv = (P.to(v.dtype) @ torch.cat([v, dv], -1)).chunk(2, -1)
     shift = P_dS.sum(-1, keepdim=True).to(v.dtype)
     return y.contiguous(), (P_dS.to(v.dtype) @ v).add_(P_dv).sub_(shift * y)

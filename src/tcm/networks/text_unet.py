@@ -42,6 +42,7 @@ class TextUNetConfig(UNetConfig):
     heads: PositiveInt = Field(default=4, description="heads of the attention to the text")
     patch: PositiveInt = Field(default=1, description="side of the squares of pixels that the network sees as one")
 
+    computes_in_half: ClassVar[bool] = False
     published_mark: ClassVar[str | None] = None
 
     @classmethod

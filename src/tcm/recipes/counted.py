@@ -47,6 +47,7 @@ def _row(recipe: "Recipe") -> dict[str, Any]:
                 "batch": recipe.stages[name].batch,
                 "steps": recipe.stages[name].steps,
                 "parameters": cost.parameters,
+                "rows": {"gradient": cost.rows.gradient, "tangent": cost.rows.tangent, "plain": cost.rows.plain},
                 "step_flops": cost.step_flops,
                 "state_bytes": cost.memory.state,
                 "bytes_per_image": cost.activations_per_image,

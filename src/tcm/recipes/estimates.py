@@ -64,6 +64,8 @@ class StageCost:
 
     parameters: int
     forward_flops: int
+    rows: Rows
+    """Evaluations per image of all networks together; a teacher's and a frozen model's are plain ones."""
     step_flops: int
     activations_per_image: int
     memory: Memory
@@ -106,6 +108,7 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | 
     return StageCost(
         network.parameters,
         network.forward_flops,
+        Rows(**{field.name: sum(getattr(rows, field.name) for rows, _ in evaluated) for field in fields(Rows)}),
         step_flops,
         saved_per_image // half,
         memory,

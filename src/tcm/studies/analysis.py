@@ -1,6 +1,6 @@
 """What the values of several seeds say: means, paired differences, and whether a claim held."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,9 @@ AROUND = 21
 """The usual norm is the median of this many lines of metrics."""
 
 Outcome = Literal["held", "leaned that way", "not seen", "contradicted", "not measured"]
+FROM_WORST: tuple[Outcome, ...] = ("contradicted", "not measured", "not seen", "leaned that way", "held")
+MOST = 0.8
+"""The share of seeds that must agree for results to lean towards a claim."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,52 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A variant's values of one measurement, and the training seeds with which it diverged, which have none."""
+
+    values: Values
+    diverged: Set[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Comparison:
-    """The variant that should be better against another: their difference in favour of the first is positive."""
+    """A variant that should be better against another.
+
+    `gain` is the difference in favour of the first, `beyond` what is left of it above the gain that was `asked` for.
+    Seeds with which only one of the two diverged are counted instead of compared.
+    """
 
     other: str
     gain: Difference | None
+    beyond: Difference | None
+    asked: float = 0.0
+    diverged: int = 0
+    other_diverged: int = 0
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it is better: in the mean with the whole interval, or with most seeds only."""
+        if self.beyond is None:
+            return "held" if self.other_diverged > 1 else "leaned that way" if self.other_diverged else "not measured"
+        if self.beyond.certain and self.beyond.mean < 0:
+            return "contradicted"
+        if self.beyond.mean <= 0 or self.diverged:
+            return "not seen"
+        if self.beyond.certain:
+            return "held"
+        return "leaned that way" if self.beyond.agreeing >= MOST * self.beyond.count else "not seen"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim held, with the comparisons that decide it."""
+    """Whether a claim held: as far as the part of it that fared worst."""
 
-    outcome: Outcome
     comparisons: tuple[Comparison, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        outcomes = [comparison.outcome for comparison in self.comparisons]
+        return next((outcome for outcome in FROM_WORST if outcome in outcomes), "not measured")
 
 
 def summarise(values: Sequence[float]) -> Summary | None:
@@ -90,25 +126,26 @@ def difference(values: Values, reference: Values) -> Difference | None:
     return Difference(found.count, found.mean, found.interval, int(agreeing))
 
 
-def judge(better: Values, others: Mapping[str, Values], lower_is_better: bool = True) -> Verdict:
-    """Whether a variant is better than each of some others.
+def compare(name: str, better: Column, other: Column, lower_is_better: bool = True, margin: float = 0.0) -> Comparison:
+    """Whether a variant is better than another, called `name`, by `margin` of the other's mean.
 
-    It held if every mean difference is in favour and its interval excludes 0; it leaned that way if some interval does
-    not. It was contradicted if an interval excludes 0 on the other side, and not seen in all other cases.
+    A margin of 0.15 asks for 15 % more than the other has, one of -0.05 allows 5 % less.
+
+    >>> compare("b", Column({0: 1.0, 1: 1.1, 2: 1.2}), Column({0: 2.0, 1: 2.1, 2: 2.3})).outcome
+    'held'
     """
-    sides = {name: (values, better) if lower_is_better else (better, values) for name, values in others.items()}
-    comparisons = tuple(Comparison(name, difference(*pair)) for name, pair in sides.items())
-    gains = [comparison.gain for comparison in comparisons if comparison.gain is not None]
-    outcome: Outcome
-    if any(gain.certain and gain.mean < 0 for gain in gains):
-        outcome = "contradicted"
-    elif len(gains) < len(comparisons) or not comparisons:
-        outcome = "not measured"
-    elif any(gain.mean <= 0 for gain in gains):
-        outcome = "not seen"
-    else:
-        outcome = "held" if all(gain.certain for gain in gains) else "leaned that way"
-    return Verdict(outcome, comparisons)
+    sign = -1 if lower_is_better else 1
+    shared = [seed for seed in better.values if seed in other.values]
+    asked = margin * abs(float(np.mean([other.values[seed] for seed in shared]))) if shared else 0.0
+    gains = {seed: sign * (better.values[seed] - other.values[seed]) for seed in shared}
+    return Comparison(
+        name,
+        difference(gains, dict.fromkeys(gains, 0.0)),
+        difference(gains, dict.fromkeys(gains, asked)),
+        asked,
+        diverged=len(better.diverged - other.diverged),
+        other_diverged=len(other.diverged - better.diverged),
+    )
 
 
 def spikes(norms: Sequence[float], largest: Sequence[float]) -> list[int]:

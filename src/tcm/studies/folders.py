@@ -37,6 +37,8 @@ class Failure(BaseModel):
 
     stage: str
     error: str
+    diverged: bool = False
+    """Whether the numbers ran away, which is a result, too."""
 
 
 def run_folder(out: Path, variant: Variant) -> Path:
@@ -53,7 +55,7 @@ def noted_study(out: Path) -> Study:
     """The study whose folder this is."""
     path = out / STUDY_FILE
     if not path.is_file():
-        raise TcmError(f"{out} is not a study's folder, for it has no {STUDY_FILE}; make one with `tcm study run`")
+        raise TcmError(f"{out} is not a study's folder: it has no {STUDY_FILE}; make one with `tcm study run`")
     return resolve_study(path)
 
 

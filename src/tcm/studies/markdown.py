@@ -1,7 +1,7 @@
 """A study's results as plain Markdown, for `docs/`."""
 
 from tcm.studies.results import StudyResults
-from tcm.studies.words import Table, by_kind, conditions, failures, main_table, paper_table, verdict_sentence
+from tcm.studies.words import Table, conditions, failures, paper_table, tables, verdict_sentence
 
 
 def render_markdown(results: StudyResults) -> str:
@@ -11,7 +11,7 @@ def render_markdown(results: StudyResults) -> str:
         f"## {study.title}",
         f"{study.question} The claim ({study.where}): {study.claim}",
         f"**{verdict_sentence(results)}**",
-        *(markdown_table(main_table(results, same_kind)) for same_kind in by_kind(results)),
+        *(markdown_table(table) for table in tables(results)),
         conditions(results),
     ]
     if failed := failures(results):

@@ -1,10 +1,13 @@
 """A variant's scores: of its final model and, where the study asks for curves, of each kept checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
+from torch import Tensor
 
 from tcm.data import Dataset, open_dataset
 from tcm.data.latents import seen_by
@@ -15,17 +18,21 @@ from tcm.evaluation.generation import Sampling, generate, sampling_batch
 from tcm.evaluation.references import Reference, chosen_images, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.evaluation.whole_run import Stopped, until_stopped
+from tcm.foundation.counting import Batches
+from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
+from tcm.foundation.locks import acquire
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 from tcm.method.sampling import Sampler
 from tcm.recipes.folders import SCORES_FILE, stage_folders
-from tcm.recipes.lineage import condition_of, roles_of, source_stage
+from tcm.recipes.lineage import condition_of
 from tcm.recipes.schema import Recipe
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.schema import Study, Variant, metric_parts
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
+from tcm.training.stage_models import companion_source, sources_before
 from tcm.weights import Model
 from tcm.weights.card import CONFIG_FILE, read_card
 
@@ -112,26 +119,37 @@ def measure_variant(
     what the seeds differ by includes the chance of sampling. A stage that several variants share is measured once.
     """
     folders, subjects = stage_folders(variant.recipe, run), subjects_of(study, variant, run)
-    benches = {
-        detector: _bench(study, variant, detector, device) for detector in {_detector(study, s) for s in subjects}
-    }
     progress = SentProgress(send, f"{run.parent.name}/{run.name}: measuring", len(subjects))
     progress.begin(0)
-    for number, subject in enumerate(subjects, 1):
-        folder = folders[subject.stage]
-        with FileLock(folder / LOCK_FILE):
-            model = load_subject(variant.recipe, folders, subject).to(device)
-            bench = benches[_detector(study, subject)]
-            for wanted in _wanted(study, model.sampler, model.card.t_max):
-                if stop:
-                    return False
-                try:
+    try:
+        detectors = {_detector(study, subject) for subject in subjects}
+        benches = {detector: _bench(study, variant, detector, device, progress, stop) for detector in detectors}
+        for number, subject in enumerate(subjects, 1):
+            with _locked(folders[subject.stage] / LOCK_FILE, "measures the same model", progress, stop):
+                model = load_subject(variant.recipe, folders, subject).to(device)
+                bench = benches[_detector(study, subject)]
+                for wanted in _wanted(study, model.sampler, model.card.t_max):
+                    if stop:
+                        raise Stopped
                     append_scores(run / SCORES_FILE, _lacking(bench, wanted, model, subject, run, stop))
-                except Stopped:
-                    return False
-        progress.at(number)
+            progress.at(number)
+    except Stopped:
+        return False
     (run / MEASURED_FILE).touch()
     return True
+
+
+@contextmanager
+def _locked(file: Path, what: str, progress: SentProgress, stop: StopRequest) -> Iterator[None]:
+    """Hold a lock; raises Stopped if asked to stop before the other process has let go of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    if stop or not acquire(lock, stop, partial(progress.say, f"waiting for another process, which {what}")):
+        raise Stopped
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def load_subject(recipe: Recipe, folders: Mapping[str, Path], subject: Subject) -> Model:
@@ -142,20 +160,12 @@ def load_subject(recipe: Recipe, folders: Mapping[str, Path], subject: Subject) 
     else:
         card = read_card(folder / "model" / CONFIG_FILE)
         model = averaged_model(kept_checkpoints(folder / "state")[subject.step], card)
-    sampler = recipe.stages[subject.stage].sampler(recipe.second_time)
+    sampler = recipe.network.sampled_by(recipe.stages[subject.stage].sampler(recipe.second_time))
     model = Model(model.denoiser, model.card.model_copy(update={"sampler": sampler}))
-    companion = companion_folder(recipe, folders, subject.stage)
-    return model if companion is None else model.joined(Model.load(companion).alone)
-
-
-def companion_folder(recipe: Recipe, folders: Mapping[str, Path], name: str) -> Path | None:
-    """The model that a stage of a variant has as its companion."""
-    key = recipe.stages[name].companion_role
-    if key is None:
-        return None
-    role = roles_of(recipe, name)[key]
-    source = source_stage(recipe, name, role)
-    return Path(role.source) if source is None else folders[source] / "model"
+    companion = companion_source(recipe, subject.stage)
+    return (
+        model if companion is None else model.joined(sources_before(recipe, subject.stage, folders).model(*companion))
+    )
 
 
 def sampling_steps(study: Study, sampler: Sampler) -> tuple[int, ...]:
@@ -168,12 +178,27 @@ def _detector(study: Study, subject: Subject) -> str:
     return measure.detector if subject.step is None else measure.curve_detector or measure.detector
 
 
-def _bench(study: Study, variant: Variant, detector: str, device: str) -> _Bench:
+def _bench(
+    study: Study, variant: Variant, detector: str, device: str, progress: SentProgress, stop: StopRequest
+) -> _Bench:
     measure, data = study.measure, variant.recipe.data
     path = measure.data or data.path
     channels, expected = data.channels if path == data.path else None, condition_of(variant.recipe)
     dataset = open_dataset(path, channels=channels, expected=expected)
-    reference = reference_of(dataset, path, load_detector(detector, device), needs_reference_features(measure.metrics))
+
+    def counter(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
+        progress.say(f"looking at {total:,} images of the data first")
+        return until_stopped(stop, batches)
+
+    with _locked(data_folder() / f".{detector}.lock", "looks at the data", progress, stop):
+        reference = reference_of(
+            dataset,
+            path,
+            load_detector(detector, device),
+            needs_reference_features(measure.metrics),
+            count=measure.reference_count,
+            counter=counter,
+        )
     return _Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
 
 

@@ -39,9 +39,9 @@ from tcm.studies.words import (
     by_kind,
     conditions,
     failures,
-    main_table,
     paper_table,
     seeds_text,
+    tables,
     verdict_sentence,
 )
 
@@ -100,7 +100,7 @@ def _tables(results: StudyResults) -> str:
         f"Each variant against {results.study.compared_with}: the paired difference, its 95 % interval, and how many "
         "seeds agree with its sign. Bold where the interval excludes 0."
     )
-    parts = [_html_table(main_table(results, same_kind)) for same_kind in by_kind(results)]
+    parts = [_html_table(table) for table in tables(results)]
     problems = [
         paragraph(f"The scores of {_named(trial)} are left out: {trial.problem}", "note")
         for trial in results.trials
@@ -195,8 +195,8 @@ def _record(results: StudyResults) -> str:
         details("The study", f"<pre>{escape(study_to_toml(study))}</pre>"),
     ]
     sentence = (
-        f"All variants begin with the recipe {study.base}. Wall time is that of all stages behind a model, the mean "
-        "over seeds; a stage that variants share was trained once."
+        f"All variants start from the recipe {study.base}. Wall time is the time of all stages that lead to a model, "
+        "averaged over seeds; a stage that variants share was trained once."
     )
     return section("How it was made", sentence, *parts)
 

@@ -90,8 +90,10 @@ def last_stage(recipe: Recipe) -> str:
 
 
 def _written_out(tree: Tree, source: str) -> Tree:
-    """The base's whole path, the variants that a grid stands for, and the overrides that a mere list is."""
+    """The base's whole path, the variants of a grid, the overrides that a mere list is, a single expectation."""
     tree = _with_grid(tree, source)
+    if isinstance(tree.get("expects"), dict):
+        tree = tree | {"expects": [tree["expects"]]}
     base, variants = tree.get("base"), tree.get("variants")
     if isinstance(base, str) and base.endswith(".toml"):
         tree = tree | {"base": normpath(Path(source).absolute().parent / base)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -11,11 +12,12 @@ from tcm.evaluation.generation import Sampling
 from tcm.evaluation.scores import Score
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.report.records import RunRecord, StageRecord, read_run
-from tcm.studies.analysis import Verdict, judge, spikes
-from tcm.studies.folders import MEASURED_FILE, noted_failure, noted_study, run_folder
-from tcm.studies.measuring import Subject, companion_folder, sampling_steps
+from tcm.studies.analysis import Column, Comparison, Verdict, compare, spikes
+from tcm.studies.folders import MEASURED_FILE, Failure, noted_failure, noted_study, run_folder
+from tcm.studies.measuring import Subject, sampling_steps
 from tcm.studies.resolve import variants_of
-from tcm.studies.schema import GRADIENTS, Quantity, Study, Variant
+from tcm.studies.schema import GRADIENTS, Expects, Quantity, Study, Variant
+from tcm.training.stage_models import companion_source, sources_before
 from tcm.weights import Model
 from tcm.weights.card import CONFIG_FILE, read_card
 
@@ -32,6 +34,7 @@ class Trial:
     variant: Variant
     status: Status
     problem: str | None = None
+    diverged: bool = False
     record: RunRecord | None = None
     scores: Mapping[Quantity, Score] = field(default_factory=dict)
     courses: Mapping[str, Mapping[int, Mapping[Quantity, Score]]] = field(default_factory=dict)
@@ -44,8 +47,10 @@ class Trial:
 
     @property
     def values(self) -> dict[Quantity, float]:
-        """The values of the model's scores, and the spikes of its gradient norm per 1,000 steps."""
-        found = {quantity: score.value for quantity, score in self.scores.items()}
+        """The values of the model's scores, and the spikes of its gradient norm per 1,000 steps; none if it failed."""
+        if self.status == "failed":
+            return {}
+        found = {quantity: score.value for quantity, score in self.scores.items() if isfinite(score.value)}
         stage = self.stage
         if stage is not None and stage.status == "finished" and stage.numbers:
             found[GRADIENTS] = 1000 * len(spikes_of(stage)) / stage.step
@@ -86,14 +91,22 @@ class StudyResults:
         """Its metric and how it was measured, such as `digits distance, 1 step`."""
         return ", ".join(filter(None, [self.metric(quantity), quantity.how]))
 
+    def column(self, variant: str, quantity: Quantity) -> Column:
+        """A variant's values of one quantity, and the seeds with which it diverged."""
+        diverged = {trial.variant.seed for trial in self.of(variant) if trial.diverged}
+        return Column(self.values(variant, quantity), diverged)
+
+    def comparisons(self, expected: Expects) -> list[Comparison]:
+        """A part of the study's claim, against each of the variants that should be worse."""
+        by = self.study.quantity(expected.by)
+        better, lower = self.column(expected.better, by), by.lower_is_better
+        return [compare(name, better, self.column(name, by), lower, expected.margin) for name in expected.than]
+
     @property
     def verdict(self) -> Verdict | None:
         """Whether the study's claim held; None if the study says nothing that could be checked."""
-        expects, by = self.study.expects, self.study.decisive
-        if expects is None or by is None:
-            return None
-        others = {name: self.values(name, by) for name in expects.than}
-        return judge(self.values(expects.better, by), others, by.lower_is_better)
+        found = [one for expected in self.study.expects for one in self.comparisons(expected)]
+        return Verdict(tuple(found)) if found else None
 
 
 def read_study(folder: Path) -> StudyResults:
@@ -118,14 +131,16 @@ def spikes_of(stage: StageRecord) -> list[int]:
 
 def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
     run = run_folder(folder, variant)
+    failure = noted_failure(run)
+    failed: tuple[Status, str | None, bool] | None = None
+    if failure is not None:
+        failed = "failed", _problem(run, failure), failure.diverged
     if not (run / RECIPE_FILE).is_file():
-        return Trial(variant, *(_failure(run) or ("not begun", None)))
+        return Trial(variant, *(failed or ("not begun",)))
     record = read_run(run)
     variant = replace(variant, recipe=record.recipe)
     status: Status = "measured" if (run / MEASURED_FILE).exists() else "unfinished"
-    problem = record.scores_problem
-    if (failure := _failure(run)) is not None:
-        status, problem = failure
+    known = failed or (status, record.scores_problem, False)
     scores: dict[Quantity, Score] = {}
     courses: dict[str, dict[int, dict[Quantity, Score]]] = {}
     for stage in record.stages:
@@ -134,24 +149,20 @@ def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
                 scores[quantity] = score
             else:
                 courses.setdefault(stage.name, {}).setdefault(score.step, {})[quantity] = score
-    return Trial(variant, status, problem, record, scores, courses)
+    return Trial(variant, *known, record, scores, courses)
 
 
-def _failure(run: Path) -> tuple[Status, str] | None:
-    failure = noted_failure(run)
-    if failure is None:
-        return None
-    # The page is about the study, not about where its folder is on this machine.
+def _problem(run: Path, failure: Failure) -> str:
+    """Why a variant failed; the page is about the study, not about where its folder is on this machine."""
     out = run.parents[2]
-    error = failure.error.replace(f"{out.absolute()}/", "").replace(f"{out}/", "")
-    return "failed", f"{failure.stage}: {error}"
+    return f"{failure.stage}: {failure.error.replace(f'{out.absolute()}/', '').replace(f'{out}/', '')}"
 
 
 def _steps_by_sampling(study: Study, record: RunRecord, stage: StageRecord) -> dict[str, int]:
     """How the scores of a stage's model describe its sampling, and how many steps that is."""
     folders = {other.name: other.folder for other in record.stages}
-    companion = companion_folder(record.recipe, folders, stage.name) if stage.name in record.recipe.stages else None
-    beside = None if companion is None else read_card(companion / CONFIG_FILE).alone
+    companion = companion_source(record.recipe, stage.name) if stage.name in record.recipe.stages else None
+    beside = None if companion is None else sources_before(record.recipe, stage.name, folders).card(*companion).alone
     card = read_card(stage.model / CONFIG_FILE).model_copy(update={"sampler": stage.sampler, "companion": beside})
     with torch.device("meta"):
         model = Model.fresh(card)

@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from rich.console import Console
 
 from tcm.foundation.devices import choose_device, chosen_device
+from tcm.foundation.errors import Diverged
+from tcm.foundation.locks import acquire
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
@@ -34,9 +36,6 @@ from tcm.training.run import Run
 
 MeasureVariant = Callable[[Study, Variant, Path, Send, StopRequest, str], bool]
 """Measures a variant whose stages are trained, in its folder and on a device; false if it was asked to stop."""
-
-LOOK_AGAIN = 1.0
-"""Seconds after which a job that waits for another process looks whether it has been asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,8 @@ def _train(job: str, stage: SharedStage, folder: Path, device: str, send: Send, 
     tell = _Tell(job, send)
     tell("begins")
     lock = FileLock(folder / ".lock")
-    if not _acquire(lock, SentProgress(tell, job), stop):
+    progress = SentProgress(tell, job)
+    if not acquire(lock, stop, partial(progress.say, "waiting for another process to train this stage")):
         return False
     try:
         training = Run(stage.recipe, folder, Processes(chosen_device(device)), Console(quiet=True))
@@ -219,23 +219,9 @@ def _ended(tell: _Tell, finished: bool) -> bool:
     return finished
 
 
-def _acquire(lock: FileLock, progress: SentProgress, stop: StopRequest) -> bool:
-    """Wait for a stage's lock; false if asked to stop meanwhile."""
-    said = False
-    while True:
-        try:
-            lock.acquire(timeout=LOOK_AGAIN)
-            return True
-        except Timeout:
-            if stop:
-                return False
-            if not said:
-                progress.say("waits for another process, which trains this stage")
-            said = True
-
-
 def _failed(works: Mapping[str, _Work], out: Path, view: StudyProgress, job: Job, error: Exception) -> None:
     work = works[job.name]
     for variant in work.variants:
-        note_failure(run_folder(out, variant), Failure(stage=work.stage, error=str(error)))
+        failure = Failure(stage=work.stage, error=str(error), diverged=isinstance(error, Diverged))
+        note_failure(run_folder(out, variant), failure)
     view.fail(job.name, str(error))

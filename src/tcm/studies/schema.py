@@ -68,6 +68,7 @@ class Measure(Spec):
     detector: str = Field(default="digits", description="whose features are compared, as in `tcm eval`")
     metrics: tuple[Metric, ...] = Field(default=("fid",), description="as in `tcm eval`")
     count: int = Field(default=5000, ge=2, description="samples")
+    reference_count: int | None = Field(default=None, ge=2, description="images of the data; not given: all")
     steps: tuple[Count, ...] = Field(default=(1, 2), description="sampling steps")
     dfid: tuple[Positive, ...] = Field(default=(), description="times at which denoising is measured")
     curve: tuple[str, ...] = Field(default=(), description="stages whose kept checkpoints are measured too")
@@ -96,11 +97,14 @@ def metric_parts(metric: Metric) -> tuple[str, ...]:
 
 
 class Expects(Spec):
-    """What would make the claim hold here: one variant is better than each of the others, by one measurement."""
+    """A part of what would make the claim hold here: a variant is better than each of some others, by a measurement."""
 
     better: str
     than: tuple[str, ...] = Field(min_length=1)
     by: str = Field(description='a measurement, such as "fid, 1 step" or "dfid, t = 1"')
+    margin: float = Field(
+        default=0.0, gt=-1, lt=1, description="0.15: at least 15 % better; -0.05: at most 5 % worse, which is no worse"
+    )
 
 
 class Paper(Spec):
@@ -124,7 +128,8 @@ class Paper(Spec):
 class Study(Spec):
     """Variants of one recipe, the seeds they are trained with, and what is measured of each.
 
-    In a file, `[grid]` may take the place of `[variants]`, and a variant may be just its list of overrides.
+    In a file, `[grid]` may take the place of `[variants]`, a variant may be just its list of overrides, and `[expects]`
+    may be one table.
     """
 
     name: str = Field(min_length=1, description="not given in a file: the file's name")
@@ -138,7 +143,7 @@ class Study(Spec):
     reference: str | None = Field(default=None, description="what variants are compared with; not given: the first")
     variants: dict[str, VariantSpec] = Field(min_length=1)
     measure: Measure = Measure()
-    expects: Expects | None = None
+    expects: tuple[Expects, ...] = Field(default=(), description="one table, or several: the claim holds if all do")
     paper: Paper | None = None
 
     @model_validator(mode="after")
@@ -147,26 +152,30 @@ class Study(Spec):
         _check_seeds(self.seeds)
         if self.reference is not None:
             self._check_variant("reference", self.reference)
-        if self.expects is not None:
-            self._check_variant("expects.better", self.expects.better)
-            for name in self.expects.than:
+        for expected in self.expects:
+            self._check_variant("expects.better", expected.better)
+            for name in expected.than:
                 self._check_variant("expects.than", name)
-            if self.expects.better in self.expects.than:
-                raise TcmError(f"expects.than={self.expects.better!r} is the variant that should be better; remove it")
-            if self.decisive is None:
-                measured = "; ".join(map(str, self.measure.quantities))
-                raise TcmError(f"expects.by={self.expects.by!r} is not measured; use one of: {measured}")
+            if expected.better in expected.than:
+                raise TcmError(f"expects.than={expected.better!r} is the variant that should be better; remove it")
+            self.quantity(expected.by)
         return self
 
     def _check_variant(self, key: str, name: str) -> None:
         if name not in self.variants:
             raise TcmError(f"{key}={name!r} is not a variant; use one of: {'; '.join(self.variants)}")
 
-    @property
-    def decisive(self) -> Quantity | None:
-        """The quantity that decides whether the claim holds, where the study expects something."""
+    def quantity(self, by: str) -> Quantity:
+        """The measurement that `expects.by` names."""
         named = {str(quantity): quantity for quantity in self.measure.quantities}
-        return None if self.expects is None else named.get(self.expects.by)
+        if by not in named:
+            raise TcmError(f"expects.by={by!r} is not measured; use one of: {'; '.join(named)}")
+        return named[by]
+
+    @property
+    def decisive(self) -> list[Quantity]:
+        """The measurements that decide whether the claim holds."""
+        return list(dict.fromkeys(self.quantity(expected.by) for expected in self.expects))
 
     @property
     def compared_with(self) -> str:

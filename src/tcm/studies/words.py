@@ -6,7 +6,7 @@ from math import floor, isfinite, log10
 
 from tcm.studies.analysis import Comparison, Difference, Outcome, Summary, difference, summarise
 from tcm.studies.results import StudyResults
-from tcm.studies.schema import Quantity
+from tcm.studies.schema import Expects, Quantity
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,50 @@ OUTCOMES: dict[Outcome, str] = {
 
 
 def verdict_sentence(results: StudyResults) -> str:
-    """One sentence that says whether the claim held, with the differences that decide it."""
-    verdict, expects, by = results.verdict, results.study.expects, results.study.decisive
-    if verdict is None or expects is None or by is None:
+    """Whether the claim held, with the differences that decide it, measurement by measurement."""
+    verdict = results.verdict
+    if verdict is None:
         return "This study checks no single claim; its tables and curves are the result."
-    better = expects.better
-    said = [_comparison(better, comparison) for comparison in verdict.comparisons if comparison.gain is not None]
-    missing = [comparison.other for comparison in verdict.comparisons if comparison.gain is None]
-    if missing:
-        said.append(f"{better} and {_list(missing)} have no seed in common that is measured")
-    return f"{OUTCOMES[verdict.outcome]}: {'; '.join(said)}. Measured by {results.title(by)}."
+    parts = []
+    for by in results.study.decisive:
+        said = [
+            _comparison(expected, comparison)
+            for expected in results.study.expects
+            if results.study.quantity(expected.by) == by
+            for comparison in results.comparisons(expected)
+        ]
+        parts.append(f"by {results.title(by)}, {'; '.join(said)}")
+    return f"{OUTCOMES[verdict.outcome]}: {'. '.join([parts[0], *(_capital(part) for part in parts[1:])])}."
 
 
-def _comparison(better: str, comparison: Comparison) -> str:
-    gain = comparison.gain
-    assert gain is not None, "its caller asked"
+def _comparison(expected: Expects, comparison: Comparison) -> str:
+    better, other, gain = expected.better, comparison.other, comparison.gain
+    diverged = [(better, comparison.diverged), (other, comparison.other_diverged)]
+    runaway = [f"{name} diverged with {count} seed{'s' if count > 1 else ''}" for name, count in diverged if count]
+    if gain is None:
+        return " and ".join(runaway) or f"{better} and {other} have no seed in common that is measured"
+    return ", and ".join([_difference_sentence(expected, comparison, gain), *runaway])
+
+
+def _difference_sentence(expected: Expects, comparison: Comparison, gain: Difference) -> str:
     if gain.mean == 0:
-        return f"{better} and {comparison.other} are equal"
+        return f"{expected.better} and {comparison.other} are equal"
     sign = 1 if gain.mean >= 0 else -1
     interval = None if gain.interval is None else sorted(sign * end for end in gain.interval)
     places, how = _places_of(gain), "better" if sign > 0 else "worse"
-    amount = f"{better} is {how} than {comparison.other} by {number(abs(gain.mean), places)}"
+    amount = f"{expected.better} is {how} than {comparison.other} by {number(abs(gain.mean), places)}"
+    if expected.margin > 0:
+        amount += f", where at least {number(comparison.asked, places)} ({100 * expected.margin:g} %) was expected"
+    elif expected.margin < 0 and sign < 0:
+        amount += f", where up to {number(-comparison.asked, places)} ({-100 * expected.margin:g} %) counts as no worse"
     if interval is None:
         return f"{amount} (a single seed, so there is no interval)"
     low, high = (number(end, places) for end in interval)
     return f"{amount} (95 % interval {low} to {high}; {gain.agreeing} of {gain.count} seeds agree)"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def main_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table:
@@ -79,9 +98,25 @@ def main_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table:
             row.append(Cell(summary_text(summarise(list(values.values())))))
             if compares:
                 found = difference(values, results.values(reference, quantity))
-                certain = Cell(difference_text(found), found is not None and found.certain)
-                row.append(Cell("reference") if variant == reference else certain)
+                row.append(Cell("reference") if variant == reference else _difference_cell(found))
         rows.append(row)
+    return heads, rows
+
+
+def difference_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table | None:
+    """The paired differences to the reference, where `main_table` leaves them out."""
+    if len(quantities) <= MOST_COMPARED:
+        return None
+    reference = results.study.compared_with
+    heads = [f"against {reference} ({results.metric(quantities[0])})", *(quantity.how for quantity in quantities)]
+    rows = []
+    for variant in results.study.variants:
+        if variant != reference:
+            pairs = [(results.values(variant, one), results.values(reference, one)) for one in quantities]
+            found = [difference(*pair) for pair in pairs]
+            rows.append(
+                [Cell(variant), *(Cell(difference_text(one), one is not None and one.certain) for one in found)]
+            )
     return heads, rows
 
 
@@ -90,8 +125,7 @@ def paper_table(results: StudyResults) -> Table:
     paper = results.study.paper
     assert paper is not None, "the study has the paper's figures"
     sampled = [quantity for quantity in results.quantities if quantity.steps is not None]
-    decisive = results.study.decisive
-    quantities = list(dict.fromkeys(sampled if decisive is None else [decisive, *sampled]))
+    quantities = list(dict.fromkeys([*results.study.decisive, *sampled]))
     heads = ["variant", *(f"paper: {column}" for column in paper.columns)]
     heads += [f"here: {results.title(quantity)}" for quantity in quantities]
     rows = []
@@ -167,17 +201,23 @@ def summary_text(summary: Summary | None) -> str:
 def difference_text(found: Difference | None) -> str:
     """A difference, its interval, and how many seeds agree.
 
-    >>> difference_text(Difference(5, -1.234, (-1.5, -0.9), 5))
-    '−1.23 [−1.50, −0.90] 5/5'
+    >>> difference_text(Difference(5, -1.234, (-1.5, -0.9), 5)), difference_text(Difference(5, 0.0, (0.0, 0.0), 5))
+    ('−1.23 [−1.50, −0.90] 5/5', 'equal')
     """
     if found is None:
         return "–"
+    if found.mean == 0 and found.interval in (None, (0, 0)):
+        return "equal"
     places = _places_of(found)
     text = number(found.mean, places, sign=True)
     if found.interval is None:
         return text
     low, high = (number(end, places, sign=True) for end in found.interval)
     return f"{text} [{low}, {high}] {found.agreeing}/{found.count}"
+
+
+def _difference_cell(found: Difference | None) -> Cell:
+    return Cell(difference_text(found), found is not None and found.certain)
 
 
 def number(value: float, places: int | None = None, sign: bool = False) -> str:
@@ -196,6 +236,12 @@ def by_kind(results: StudyResults) -> list[list[Quantity]]:
     for quantity in results.quantities:
         groups.setdefault(quantity.kind, []).append(quantity)
     return list(groups.values())
+
+
+def tables(results: StudyResults) -> list[Table]:
+    """The results, a table or two for each kind of measurement."""
+    found = [(main_table(results, same), difference_table(results, same)) for same in by_kind(results)]
+    return [table for pair in found for table in pair if table is not None]
 
 
 def _places_of(found: Difference) -> int:

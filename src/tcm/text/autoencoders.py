@@ -75,7 +75,7 @@ class Latents:
         if self.vae_hash not in ("", found.sha256):
             raise TcmError(
                 f"the autoencoder {self.vae} has hash {found.sha256[:12]}…, but the model or its data was made with "
-                f"{self.vae_hash[:12]}…; give the folder of that one"
+                f"{self.vae_hash[:12]}…; give the folder of that autoencoder"
             )
         return found
 

@@ -63,7 +63,7 @@ class Texts(ConditionKind):
         if self.encoder_hash not in ("", found.sha256):
             raise TcmError(
                 f"the text encoder {self.encoder} has hash {found.sha256[:12]}…, but the model or the recipe "
-                f"expects {self.encoder_hash[:12]}…; give the folder of that one"
+                f"expects {self.encoder_hash[:12]}…; give the folder of that encoder"
             )
         if found.width != self.width or found.longest < self.tokens:
             raise TcmError(

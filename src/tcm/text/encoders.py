@@ -182,14 +182,16 @@ def _paths(reference: str) -> tuple[str, str]:
     if not folder.is_dir():
         if reference.count("/") != 1 or reference.startswith((".", "/", "~")):
             raise TcmError(
-                f"{reference} is not a folder with a text encoder; give one, a hub id such as owner/name, or one of "
+                f"{reference} is not a folder with a text encoder; give such a folder, a hub id like owner/name, or "
                 f"{', '.join(FETCHABLE)}"
             )
         return reference, reference
     parts = [folder / part for part in PIPELINE_PARTS]
     if parts[0].is_dir():
         if not parts[1].is_dir():
-            raise TcmError(f"{folder} has a text_encoder, but no tokenizer; add that folder of the pipeline")
+            raise TcmError(
+                f"{folder} has a folder text_encoder, but no tokenizer; copy that folder from the pipeline too"
+            )
         return str(parts[0]), str(parts[1])
     return str(folder), str(folder)
 

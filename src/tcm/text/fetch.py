@@ -31,7 +31,7 @@ def fetch_encoder(name: str) -> Path:
     One that is there already is verified and left alone; a download that fails leaves nothing behind.
     """
     if name not in FETCHABLE:
-        raise TcmError(f"there is no text encoder called {name!r} to fetch; choose {', '.join(FETCHABLE)}")
+        raise TcmError(f"there is no text encoder called {name!r} to fetch; choose one of: {', '.join(FETCHABLE)}")
     folder = encoder_folder(name)
     if not folder.is_dir():
         _fetch_minilm(folder)

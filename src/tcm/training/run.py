@@ -25,7 +25,6 @@ from tcm.recipes.lineage import (
     condition_of,
     offset_of,
     roles_of,
-    stages_before,
     trained_roles,
     watched_times,
     watching_roles,
@@ -46,14 +45,13 @@ from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
 from tcm.training.stage_models import (
     ROLES,
-    Sources,
     card_of,
     check_init,
     check_run,
-    companion_of,
+    companion_source,
     models_of_run,
-    models_of_stage,
     needed_stages,
+    sources_before,
     stage_models,
     trained_for,
 )
@@ -199,11 +197,9 @@ class Run:
 
     def _train_stage(self, name: str, plan: "RunPlan", card: ModelCard, show: Show, stop: StopRequest) -> bool:
         folder, recipe = plan.folders[name], settled(self.recipe, self.folder)
-        earlier: dict[str, Path] = {}
-        for other in stages_before(self.recipe, name):
-            earlier |= models_of_stage(self.recipe, other, plan.folders[other])
+        sources = sources_before(self.recipe, name, plan.folders, plan.init)
         with self.processes.agreeing():
-            models = stage_models(recipe, name, card, sources := Sources(earlier, plan.init))
+            models = stage_models(recipe, name, card, sources)
             if self.processes.first:
                 note(self.folder, self.recipe, plan.init)
         stage = recipe.stages[name]
@@ -239,7 +235,8 @@ class Run:
                 steps = settled(self.recipe, self.folder).stages[name].steps
                 for key in trained_roles(self.recipe, name):
                     self._save_model(trainer.learners[key], trained_for(steps, models[key].card), folder / ROLES / key)
-                companion = companion_of(recipe, name, sources) if self.processes.first else None
+                beside = companion_source(recipe, name) if self.processes.first else None
+                companion = None if beside is None else sources.model(*beside)
                 self._save_model(trainer.learner, trained_for(steps, card), folder / "model", companion)
         return finished
 

@@ -10,7 +10,7 @@ from tcm.data.grid import save_grid
 from tcm.data.loader import BatchSource, LoadedBatch, Resume
 from tcm.data.pixels import to_float, to_uint8
 from tcm.foundation.devices import peak_memory
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import Diverged, TcmError
 from tcm.foundation.progress import StageProgress
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.decided import note_decision
@@ -181,7 +181,7 @@ class StageLoop:
                 )
             if returns > guard.retries:
                 self._event(step, "failed", record.reason)
-                raise TcmError(
+                raise Diverged(
                     f"training does not recover: {record.reason}, {guard.patience} times in a row, even after "
                     f"{guard.retries} returns to {newest}; {self._remedy()}"
                 )

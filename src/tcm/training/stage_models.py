@@ -137,13 +137,21 @@ def stage_models(recipe: Recipe, name: str, card: ModelCard, sources: Sources) -
     return {key: models[key] for key in roles}
 
 
-def companion_of(recipe: Recipe, name: str, sources: Sources) -> Model | None:
-    """The model that is saved with a stage's, from the same source as the role that it plays."""
+def sources_before(recipe: Recipe, name: str, folders: Mapping[str, Path], init: str | None = None) -> Sources:
+    """What a stage's references stand for, given the folders of the stages before it."""
+    earlier: dict[str, Path] = {}
+    for other in stages_before(recipe, name):
+        earlier |= models_of_stage(recipe, other, folders[other])
+    return Sources(earlier, init)
+
+
+def companion_source(recipe: Recipe, name: str) -> tuple[str, str] | None:
+    """The key and the reference of the model that is saved with a stage's: those of the role that it plays."""
     key = recipe.stages[name].companion_role
     if key is None:
         return None
     role = roles_of(recipe, name)[key]
-    return sources.model(f"{name}.{role.key}", role.source)
+    return f"{name}.{role.key}", role.source
 
 
 def needed_stages(recipe: Recipe, name: str) -> frozenset[str]:

@@ -79,7 +79,7 @@ def stages_elsewhere(run: Path) -> dict[str, Path]:
         return {str(name): (run / folder).resolve() for name, folder in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise TcmError(
-            f"{path} does not say where the run's stages are ({error}); run the study again, which writes it"
+            f"{path} does not say where the run's stages are ({error}); run the study again to rewrite it"
         ) from error
 
 

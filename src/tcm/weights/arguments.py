@@ -83,4 +83,4 @@ def arguments_of_tensors(weights: Mapping[str, Tensor], path: Path) -> dict[str,
     for config in networks().values():
         if found := config.infer_published(weights):
             return checked({"model_type": config.published_types[0]} | found, path)
-    raise TcmError(f"{path}: the network cannot be inferred from its tensors; supported are {', '.join(networks())}")
+    raise TcmError(f"{path}: the network cannot be inferred from its tensors; supported are: {', '.join(networks())}")

@@ -128,9 +128,11 @@ class ModelCard(BaseModel):
         if (other := self.companion) is None:
             return self
         if other.companion is not None:
-            raise ValueError("companion.companion: a companion has none itself")
-        if (other.image_shape, other.condition) != (self.image_shape, self.condition):
-            raise ValueError("companion makes other images, or has another condition, than the model itself")
+            raise ValueError("companion.companion: a companion cannot have a companion of its own")
+        if (other.image_shape, other.latents, other.condition) != (self.image_shape, self.latents, self.condition):
+            raise ValueError("the companion must have the same image_shape, latents and condition as the model itself")
+        if not other.sampler.generates_at_once:
+            raise ValueError(f"companion is a {other.sampler.model} model; it must be a consistency model")
         if not other.t_min < self.t_min <= other.t_max:
             raise ValueError(f"companion covers {other.t_min} to {other.t_max}, but must cover t_min={self.t_min}")
         return self
@@ -143,7 +145,7 @@ class ModelCard(BaseModel):
     def check_alone(self, what: str) -> None:
         """Refuse a companion where `what` holds one network."""
         if self.companion is not None:
-            raise TcmError(f"the model has a companion, for which {what} has no room; give model.alone")
+            raise TcmError(f"the model has a companion, but {what} can hold only one network; give model.alone")
 
 
 def read_card(path: Path) -> ModelCard:

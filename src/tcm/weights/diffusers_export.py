@@ -47,7 +47,7 @@ def build_network(values: dict[str, Any], image_shape: tuple[int, int, int], cla
 README = """\
 # {title}
 
-A {kind} model for diffusers: {shape} images, {condition}. It makes an image in one step or two.
+A {kind} model for diffusers: {shape} images, {condition}. It makes an image in one or two steps.
 
 ```python
 from diffusers import DiffusionPipeline
@@ -60,7 +60,7 @@ image = pipeline({call}num_inference_steps=1).images[0]
 own. The pipeline and the scheduler are diffusers' own. The first step is at t = {t_max:g}; with
 `num_inference_steps=2` the second is at t = {second:g}. {labels}
 
-Needed: Python 3.11 or later, torch, diffusers, safetensors.
+You need Python 3.11 or later, torch, diffusers and safetensors.
 
 Licence of the weights: {licence}. Licence of the code in `unet/`: Apache-2.0.
 """
@@ -216,7 +216,7 @@ def _difference(folder: Path, module: str, model: Model) -> float:
     if not max(differences) <= BOUND:
         raise TcmError(
             f"the pipeline differs from torch by {max(differences):.3g}, more than {BOUND:g}; nothing was written. "
-            "Please report it, with the versions of torch and diffusers"
+            "Please report this, with the versions of torch and diffusers"
         )
     return max(differences)
 

@@ -59,7 +59,9 @@ class HubFolder:
             return self.model
         came = self.model.card.provenance
         if came.licence is not None and came.licence != self.licence:
-            raise TcmError(f"--licence {self.licence}: the model's card says {came.licence!r} already; leave it out")
+            raise TcmError(
+                f"--licence {self.licence}: the model's card already says {came.licence!r}; leave --licence out"
+            )
         provenance = came.model_copy(update={"licence": self.licence})
         return Model(self.model.denoiser, self.model.card.model_copy(update={"provenance": provenance}))
 

@@ -89,7 +89,7 @@ tcm export {repository} --to onnx --out {name}-onnx
 """
 
 DIFFUSERS = """
-In diffusers, as a `ConsistencyModelPipeline`; the folder needs no `truncated-consistency` to be used:
+In diffusers, as a `ConsistencyModelPipeline`; the exported folder works without `truncated-consistency`:
 
 ```sh
 tcm export {repository} --to diffusers --out {name}-diffusers

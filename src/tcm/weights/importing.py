@@ -86,8 +86,8 @@ def import_checkpoint(
     # A foreign file does not describe its model; what its kind implies is spelled out here.
     if (chosen == "truncated") != (t_prime is not None):
         raise TcmError(
-            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model needs its t', such as 1.0, and no "
-            "other has one"
+            f"--t-prime={t_prime} does not fit --as {chosen}; a truncated model needs its t', such as 1.0, and other "
+            "models have none"
         )
     if t_prime is not None and not 0.002 < t_prime < 80:
         raise TcmError(f"--t-prime={t_prime} must lie between 0.002 and 80")
@@ -197,7 +197,7 @@ def from_modules(content: object, path: Path) -> Found:
     encoder = as_module(entries.get("encoder"))
     if encoder and encoder.class_name != "StandardRGBEncoder":
         raise TcmError(
-            f"{path}: works on the latents of a {shown(encoder.class_name)}, but only images are supported; take the "
+            f"{path}: works on the latents of a {shown(encoder.class_name)}, but only images are supported; use the "
             "64×64 model"
         )
     weights = plainly_named(dict(tensors(entries[key])), path)
@@ -222,7 +222,7 @@ def inner_network(module: Module, path: Path) -> tuple[str, Module]:
     if module.class_name in OTHER_PRECONDITIONING:
         raise TcmError(
             f"{path}: {name} preconditions differently from EDM (another c_skip, c_out, c_noise), "
-            "but the method needs EDM's; take the EDMPrecond checkpoint of the same data"
+            "but the method needs EDM's; use the EDMPrecond checkpoint for the same data"
         )
     if module.class_name not in KIND_OF_CLASS.keys() | CONSISTENCY_CLASSES:
         raise TcmError(

@@ -204,6 +204,6 @@ def _difference(path: Path, comparison: _Comparison, bound: float) -> float:
     if not difference <= limit:
         raise TcmError(
             f"{path.name} differs from torch by {difference:.3g}, more than {limit:.3g}; nothing was written. Please "
-            "report it, with the versions of torch, onnx and onnxruntime"
+            "report this, with the versions of torch, onnx and onnxruntime"
         )
     return difference

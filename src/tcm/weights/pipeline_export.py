@@ -41,7 +41,7 @@ def export_pipeline(model: Model, folder: Path) -> float:
     network, source = model.denoiser.network, _source(model)
     assert isinstance(network, DiffusersUNet), "checked"
     if folder.exists():
-        raise TcmError(f"{folder} exists; give another folder")
+        raise TcmError(f"{folder} exists; name a new folder")
     with new_folder(folder) as aside:
         for part in COPIED:
             shutil.copytree(source / part, aside / part)
@@ -98,14 +98,16 @@ def _source(model: Model) -> Path:
     """The folder of the pipeline that the model's texts and images go through."""
     card = model.card
     if not isinstance(model.denoiser.network, DiffusersUNet) or card.latents is None:
-        raise TcmError(f"network.kind={card.network.kind!r} is not a Stable Diffusion UNet; this export is for these")
+        raise TcmError(
+            f"network.kind={card.network.kind!r} is not a Stable Diffusion UNet, and only these become a pipeline"
+        )
     if not isinstance(card.sampler, ConsistencySampler):
         raise TcmError(
             f"this is a {card.sampler.model} model, which needs many steps; export the consistency model made from it"
         )
     found = find_pipeline(card.latents.vae)
     if found is None:
-        raise TcmError(f"{card.latents.vae}, the pipeline that the model was made from, is not there; put it back")
+        raise TcmError(f"{card.latents.vae}, the pipeline that the model was made from, cannot be found; restore it")
     return found
 
 
@@ -205,7 +207,7 @@ nearest that the model was trained for: with it, two-step images differ a little
 """
 
 LORA_README = """
-The folder `lora` has the trained low-rank changes alone, for the pipeline that they were trained on:
+The folder `lora` holds only the trained low-rank changes, for the pipeline that they were trained on:
 
 ```python
 pipeline.load_lora_weights("this folder/lora")

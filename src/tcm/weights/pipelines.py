@@ -87,7 +87,9 @@ def read_pipeline(folder: Path, name: str) -> Pipeline:
         found = _class_of(index, part)
         if found not in classes:
             said = "lacks it" if found is None else f"has {found}"
-            raise TcmError(f"{name}: {INDEX_FILE} must name {classes[0]} as {part}, but it {said}; give another one")
+            raise TcmError(
+                f"{name}: {INDEX_FILE} must name {classes[0]} as {part}, but it {said}; give another pipeline"
+            )
         if not (folder / part).is_dir():
             raise TcmError(f"{name} has no folder {part}, which {INDEX_FILE} names; download the pipeline again")
     _check_weights(folder, name)

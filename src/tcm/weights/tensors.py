@@ -34,7 +34,7 @@ def check_tensors(
         raise TcmError(f"{source} lacks {_some(missing)}; it belongs to another network or is incomplete")
     unknown = [theirs.get(name, name) for name in tensors if name not in wanted]
     if unknown:
-        raise TcmError(f"{source} has {_some(unknown)}, unknown to this network; check the network's config")
+        raise TcmError(f"{source} has {_some(unknown)}, which this network does not have; check the network's config")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             raise TcmError(
