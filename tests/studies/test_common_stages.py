@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
-from tcm.studies.common_stages import shared_stages, stage_key, stages_to_train
+from tcm.recipes.stages import Stage
+from tcm.studies.common_stages import same_weights, shared_stages, stage_key, stages_to_train
 from tcm.studies.resolve import resolve_study, variants_of
 from tcm.studies.running import Part
 from tcm.studies.schema import Variant
@@ -52,6 +53,22 @@ def test_a_key_changes_with_what_decides_the_weights_and_with_nothing_else(harml
     same, other = resolve("demo", harmless), resolve("demo", [*harmless, decisive])
     assert keys(same) == keys(DEMO)
     assert {name for name, key in keys(other).items() if key != keys(DEMO)[name]} == DECISIVE[decisive]
+
+
+def test_a_key_does_not_depend_on_keys_that_have_their_default() -> None:
+    """A later version may have more of them. Kinds count, and recipes that agree in a key are compared in full."""
+    assert stage_key(DEMO, "truncated") == stage_key(resolve("demo", ["truncated.label_dropout=0.0"]), "truncated")
+    other = DEMO.model_copy(update={"stages": DEMO.stages | {"truncated": _with_default(DEMO.stages["truncated"])}})
+    assert stage_key(other, "truncated") == stage_key(DEMO, "truncated")
+    assert not same_weights(other, DEMO, "truncated")
+    assert same_weights(resolve("demo", ["truncated.companion=true", "second_time=2.0"]), DEMO, "truncated")
+
+
+def _with_default(stage: Stage) -> Stage:
+    """The stage of a version in which clip was 3 by default."""
+    fields = type(stage).model_fields
+    changed = type("Changed", (type(stage),), {"__annotations__": {"clip": fields["clip"].annotation}, "clip": 3.0})
+    return changed(**{key: value for key, value in dict(stage).items() if key != "clip"})
 
 
 def test_the_stage_that_previous_means_counts() -> None:

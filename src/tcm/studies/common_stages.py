@@ -9,6 +9,7 @@ from typing import Any
 from tcm.recipes.changes import resume_rules
 from tcm.recipes.lineage import roles_of, source_stage, watched_times, watching_roles
 from tcm.recipes.schema import Recipe
+from tcm.recipes.tables import TAGS
 from tcm.studies.schema import Study, Variant
 from tcm.training.stage_models import needed_stages
 
@@ -24,13 +25,20 @@ def stage_key(recipe: Recipe, name: str) -> str:
     >>> [stage_key(digits, name) == stage_key(other, name) for name in digits.stages]
     [True, True, False]
     """
-    text = json.dumps(_decisive(recipe, name), sort_keys=True)
+    # Without defaults, so that a new version's keys do not make it another stage; `same_weights` looks at all of them.
+    tree = _with_tags(recipe.model_dump(mode="json", exclude_defaults=True), recipe.model_dump(mode="json"))
+    text = json.dumps(_decisive(recipe, name, tree), sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def _decisive(recipe: Recipe, name: str) -> dict[str, Any]:
+def same_weights(recipe: Recipe, other: Recipe, name: str) -> bool:
+    """Whether a stage gets the same weights by two recipes, with every default written out."""
+    one, two = (_decisive(each, name, each.model_dump(mode="json")) for each in (recipe, other))
+    return one == two
+
+
+def _decisive(recipe: Recipe, name: str, tree: dict[str, Any]) -> dict[str, Any]:
     free = {key for key, rule in resume_rules(recipe).items() if rule == "free"}
-    tree = recipe.model_dump(mode="json")
     shared = {key: value for key, value in tree.items() if key not in NOT_DECISIVE}
     stage = {key: value for key, value in tree["stages"][name].items() if key not in ("baseline", "companion")}
     sources = {key: source_stage(recipe, name, role) for key, role in roles_of(recipe, name).items()}
@@ -41,6 +49,16 @@ def _decisive(recipe: Recipe, name: str) -> dict[str, Any]:
         "sources": {key: source and stage_key(recipe, source) for key, source in sources.items()},
         "watched": _watched(recipe, name),
     }
+
+
+def _with_tags(some: Any, all_of_it: Any) -> Any:
+    """A part of a tree, with the keys that say what kind of thing each of its tables is."""
+    if isinstance(some, list):
+        return [_with_tags(*pair) for pair in zip(some, all_of_it, strict=True)]
+    if not isinstance(some, dict):
+        return some
+    tags = {tag: all_of_it[tag] for tag in TAGS if tag in all_of_it}
+    return {key: _with_tags(value, all_of_it[key]) for key, value in some.items()} | tags
 
 
 def _without(table: dict[str, Any], keys: set[str], prefix: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
-from tcm.studies.common_stages import SharedStage, stage_key
+from tcm.studies.common_stages import SharedStage, same_weights, stage_key
 from tcm.studies.resolve import resolve_study, study_to_toml
 from tcm.studies.schema import Study, Variant
 from tcm.weights import ELSEWHERE_FILE
@@ -91,6 +91,7 @@ def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedSt
             _check_variant(variant, out)
             _note_run(run_folder(out, variant), variant.recipe, out)
         for stage in stages:
+            _check_stage(stage, out)
             _note_run(stage_folder(out, stage.key), stage.recipe, out)
 
 
@@ -113,6 +114,13 @@ def _check_variant(variant: Variant, out: Path) -> None:
             raise TcmError(
                 f"{path.parent} was started with another recipe ({'; '.join(refused)}); choose another --out"
             )
+
+
+def _check_stage(stage: SharedStage, out: Path) -> None:
+    """Defaults may have changed with the version; variants that share a stage may differ in what does not matter."""
+    path = stage_folder(out, stage.key) / RECIPE_FILE
+    if path.exists() and not same_weights(resolve(str(path)), stage.recipe, stage.name):
+        raise TcmError(f"{path.parent} was trained with other defaults, by another version; choose another --out")
 
 
 def _note_run(run: Path, recipe: Recipe, out: Path) -> None:
