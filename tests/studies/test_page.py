@@ -16,7 +16,7 @@ from tcm.studies.analysis import summarise
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.results import read_study
 from tcm.studies.schema import GRADIENTS, Quantity
-from tcm.studies.words import main_table, summary_text, verdict_sentence
+from tcm.studies.words import main_table, summary_text, verdict_parts, verdict_sentence
 
 ONE_STEP = Quantity("fid", steps=1)
 SECTIONS = [
@@ -166,6 +166,17 @@ def test_a_variant_that_diverges_is_worse(study_folder: Path) -> None:
     assert verdict_sentence(results) == (
         "The claim held here: by digits distance, 1 step, too fast diverged with 2 seeds."
     )
+
+
+def test_each_part_of_a_claim_has_its_outcome(study_folder: Path) -> None:
+    results = read_study(study_folder)
+    (expects,) = results.study.expects
+    both = expects.model_copy(update={"than": ("t' = 4", "too fast")})
+    results = replace(results, study=results.study.model_copy(update={"expects": (both,)}))
+    assert verdict_sentence(results).endswith(": 1 of 2 comparisons hold.")
+    first, second = verdict_parts(results)
+    assert first.startswith(("Leaning towards it: by", "Not seen: by"))
+    assert second == "Held: by digits distance, 1 step, too fast diverged with 2 seeds."
 
 
 @pytest.mark.long

@@ -19,14 +19,15 @@ def study_report(
 
     from tcm.studies.page import write_study_report
     from tcm.studies.results import read_study
-    from tcm.studies.words import verdict_sentence
+    from tcm.studies.words import verdict_parts, verdict_sentence
 
     target = out or folder / "report.html"
     results = read_study(folder)
     with Console(stderr=True).status("drawing"):
         write_study_report(results, target)
     console = Console()
-    console.print(verdict_sentence(results), highlight=False, markup=False, soft_wrap=True)
+    for line in (verdict_sentence(results), *verdict_parts(results)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"report: {target}", highlight=False, soft_wrap=True)
     if open_it:
         webbrowser.open(target.resolve().as_uri())

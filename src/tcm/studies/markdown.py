@@ -1,7 +1,7 @@
 """A study's results as plain Markdown, for `docs/`."""
 
 from tcm.studies.results import StudyResults
-from tcm.studies.words import Table, conditions, failures, paper_table, tables, verdict_sentence
+from tcm.studies.words import Table, conditions, failures, paper_table, tables, verdict_parts, verdict_sentence
 
 
 def render_markdown(results: StudyResults) -> str:
@@ -11,6 +11,7 @@ def render_markdown(results: StudyResults) -> str:
         f"## {study.title}",
         f"{study.question} The claim ({study.where}): {study.claim}",
         f"**{verdict_sentence(results)}**",
+        *(["\n".join(f"- {part}" for part in parts)] if (parts := verdict_parts(results)) else []),
         *(markdown_table(table) for table in tables(results)),
         conditions(results),
     ]

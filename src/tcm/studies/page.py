@@ -42,6 +42,7 @@ from tcm.studies.words import (
     paper_table,
     seeds_text,
     tables,
+    verdict_parts,
     verdict_sentence,
 )
 
@@ -82,7 +83,7 @@ def _top(results: StudyResults) -> str:
         f"<h1>{escape(study.title)}</h1>",
         paragraph(study.question, "facts"),
         paragraph(f"The claim ({study.where}): {study.claim}", "facts"),
-        paragraph(verdict_sentence(results), kind),
+        paragraph(Html("<br>".join(map(escape, [verdict_sentence(results), *verdict_parts(results)]))), kind),
     ]
     count, done = len(results.trials), sum(trial.status == "measured" for trial in results.trials)
     failed = [trial for trial in results.trials if trial.status == "failed"]

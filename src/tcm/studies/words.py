@@ -32,21 +32,43 @@ OUTCOMES: dict[Outcome, str] = {
 }
 
 
+SHORT: dict[Outcome, str] = {
+    "held": "Held",
+    "leaned that way": "Leaning towards it",
+    "not seen": "Not seen",
+    "contradicted": "Contradicted",
+    "not measured": "Not measured yet",
+}
+
+
 def verdict_sentence(results: StudyResults) -> str:
-    """Whether the claim held, with the differences that decide it, measurement by measurement."""
+    """Whether the claim held, with the difference that decides it; of several, how many do."""
     verdict = results.verdict
     if verdict is None:
         return "This study checks no single claim; its tables and curves are the result."
-    parts = []
-    for by in results.study.decisive:
-        said = [
-            _comparison(expected, comparison)
-            for expected in results.study.expects
-            if results.study.quantity(expected.by) == by
-            for comparison in results.comparisons(expected)
-        ]
-        parts.append(f"by {results.title(by)}, {'; '.join(said)}")
-    return f"{OUTCOMES[verdict.outcome]}: {'. '.join([parts[0], *(_capital(part) for part in parts[1:])])}."
+    said, count = OUTCOMES[verdict.outcome], len(verdict.comparisons)
+    if count == 1:
+        (part,) = _parts(results)
+        return f"{said}: {part[1]}."
+    held = sum(comparison.outcome == "held" for comparison in verdict.comparisons)
+    return f"{said}: {'all' if held == count else held if held else 'none'} of {count} comparisons hold."
+
+
+def verdict_parts(results: StudyResults) -> list[str]:
+    """Where several comparisons decide, each of them and its outcome, a sentence each."""
+    parts = _parts(results)
+    return [f"{SHORT[outcome]}: {text}." for outcome, text in parts] if len(parts) > 1 else []
+
+
+def _parts(results: StudyResults) -> list[tuple[Outcome, str]]:
+    return [
+        (
+            comparison.outcome,
+            f"by {results.title(results.study.quantity(expected.by))}, {_comparison(expected, comparison)}",
+        )
+        for expected in results.study.expects
+        for comparison in results.comparisons(expected)
+    ]
 
 
 def _comparison(expected: Expects, comparison: Comparison) -> str:
@@ -73,10 +95,6 @@ def _difference_sentence(expected: Expects, comparison: Comparison, gain: Differ
         return f"{amount} (a single seed, so there is no interval)"
     low, high = (number(end, places) for end in interval)
     return f"{amount} (95 % interval {low} to {high}; {gain.agreeing} of {gain.count} seeds agree)"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def main_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table:
