@@ -190,7 +190,7 @@ def _bench(
         progress.say(f"looking at {total:,} images of the data first")
         return until_stopped(stop, batches)
 
-    with _locked(data_folder() / f".{detector}.lock", "looks at the data", progress, stop):
+    with _locked(data_folder() / f".{Path(detector).name}.lock", "looks at the data", progress, stop):
         reference = reference_of(
             dataset,
             path,
