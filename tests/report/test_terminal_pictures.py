@@ -109,20 +109,21 @@ def in_terminal(arguments: list[str], environment: dict[str, str], answer: str) 
     main, other = pty.openpty()
     child = subprocess.Popen([TCM, *arguments], stdin=other, stdout=other, stderr=other, env=environment)
     os.close(other)
-    received, answered = "", False
+    received, answered = b"", False
     while child.poll() is None or select.select([main], [], [], 0)[0]:
         if not select.select([main], [], [], 0.1)[0]:
             continue
         try:
-            received += os.read(main, 65536).decode(errors="replace")
+            received += os.read(main, 65536)  # may end inside a character
         except OSError:  # the other end is closed
             break
-        if "\x1b[c" in received and not answered:
+        if b"\x1b[c" in received and not answered:
             os.write(main, answer.encode())
             answered = True
     os.close(main)
-    assert child.wait() == 0, received
-    return received
+    text = received.decode()
+    assert child.wait() == 0, text
+    return text
 
 
 @pytest.mark.parametrize("way", ["sixel", "blocks"])
