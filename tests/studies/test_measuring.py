@@ -19,7 +19,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.folders import stage_folders
 from tcm.studies.folders import MEASURED_FILE, noted_study, run_folder
-from tcm.studies.measuring import measure_variant
+from tcm.studies.measuring import measure_variant, subjects_of
 from tcm.studies.results import read_study
 from tcm.studies.running import all_variants
 from tcm.studies.schema import Quantity, Variant
@@ -76,6 +76,17 @@ def test_a_damaged_checkpoint_is_named(study_folder: Path, tmp_path: Path) -> No
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(TcmError, match=r"step-2 is damaged .* does not match its checksum"):
         averaged_model(tmp_path / "step-2", read_card(folder / "model" / "config.json"))
+
+
+def test_variants_begin_with_the_curves_of_their_own_stages(study_folder: Path) -> None:
+    """So that two workers measure two stages instead of waiting for the same one."""
+    study = noted_study(study_folder)
+    study = study.model_copy(
+        update={"measure": study.measure.model_copy(update={"curve": ("consistency", "truncated")})}
+    )
+    for name, order in (("stage 1", ["consistency", "truncated"]), ("t' = 1", ["truncated", "consistency"])):
+        subjects = subjects_of(study, *variant_of(study_folder, name, 0))
+        assert list(dict.fromkeys(subject.stage for subject in subjects if subject.step is not None)) == order
 
 
 def test_curves_are_measured_at_each_kept_checkpoint(study_folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Studies carried out in real processes: stages shared, killed, failing, in parts; the same bytes as `tcm train`."""
 
 import json
+import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -24,7 +25,7 @@ from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import resolve
 from tcm.report.records import read_run
 from tcm.studies.common_stages import shared_stages
-from tcm.studies.folders import noted_study, prepare, run_folder, stage_folder
+from tcm.studies.folders import noted_study, prepare, run_folder, share_stages, stage_folder
 from tcm.studies.resolve import resolve_study
 from tcm.studies.running import Part, all_variants
 from tcm.training.run import Run
@@ -134,6 +135,27 @@ def test_a_variants_folder_is_a_run(done: Path) -> None:
     training = Run(record.recipe, run, Processes(torch.device("cpu")), Console(quiet=True))
     with pytest.raises(TcmError, match="shares its stages with other runs of a study; train it with `tcm study run`"):
         training.train()
+
+
+def test_studies_share_stages(done: Path, tmp_path: Path) -> None:
+    """A second study trains only what the first has not, and measures by itself."""
+    out, stages = tmp_path / "second", tmp_path / "stages"
+    shutil.copytree(done / "out" / "stages", stages)
+    share_stages(out, stages)
+    outcome, text = carry_out(
+        write_study(tmp_path / "second.toml", {"t' = 1": [], "t' = 2": ["truncated.t_prime=2"]}), out
+    )
+    assert outcome.finished, text
+    assert not outcome.failures, text
+    assert starts(tmp_path) == starts(done / "out") + Counter({("truncated", 1): 1})
+    measured = Path("runs", "seed-0", "t-1", "measured")
+    assert (out / measured).read_bytes() == (done / "out" / measured).read_bytes()
+    assert tcm.load(out / "runs" / "seed-0" / "t-2").card.t_min == 2.0
+    with pytest.raises(TcmError, match=f"the study's stages are in {stages}; leave it out, or use another --out"):
+        share_stages(out, tmp_path / "others")
+    (tmp_path / "file").touch()
+    with pytest.raises(TcmError, match="cannot be linked as"):
+        share_stages(tmp_path / "third", tmp_path / "file")
 
 
 def test_what_is_done_is_not_done_again(done: Path) -> None:

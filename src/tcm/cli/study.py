@@ -94,6 +94,10 @@ def run(
     part: Annotated[
         str | None, typer.Option(help="Run only one share of the variants, such as 1/4, for several machines.")
     ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option(help="A folder for trained stages that several studies share, so that none is trained twice."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
 ) -> None:
     """Train and measure all variants with all seeds; run it again to resume."""
@@ -104,6 +108,7 @@ def run(
     from tcm.foundation.devices import available_devices
     from tcm.foundation.errors import TcmWarning
     from tcm.foundation.processes import join
+    from tcm.studies.folders import share_stages
     from tcm.studies.measuring import measure_variant
     from tcm.studies.resolve import resolve_study
     from tcm.studies.running import run_study
@@ -119,6 +124,8 @@ def run(
         if processes.count > 1:
             raise TcmError("tcm study runs without torchrun; use --workers on one machine and --part on several")
         warnings.simplefilter("once", TcmWarning)
+        if stages is not None:
+            share_stages(out, stages)
         kind = processes.device.type
         found = 1 if kind == "cpu" else len(available_devices()) - 1
         outcome = run_study(study, out, measure_variant, console, workers or found, share, kind)

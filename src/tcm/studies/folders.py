@@ -24,6 +24,8 @@ FAILED_FILE = "failed.json"
 """In a variant's folder: the stage that failed, and its error."""
 MEASURED_FILE = "measured"
 """In a variant's folder: all its scores are there."""
+STAGES = "stages"
+"""In a study's folder: the folders of all stages, or a link to those that several studies share."""
 DECISIVE = ("name", "base", "overrides", "variants", "measure")
 """The keys of a study that decide its results; the others, but for the seeds, only say what to make of them."""
 MEASURING = "measuring"
@@ -48,7 +50,29 @@ def run_folder(out: Path, variant: Variant) -> Path:
 
 def stage_folder(out: Path, key: str) -> Path:
     """The folder of a stage, which variants may share."""
-    return out / "stages" / key
+    return out / STAGES / key
+
+
+def share_stages(out: Path, shared: Path) -> None:
+    """Keep the study's stages in a folder that other studies use too: a stage that they have in common is trained once.
+
+    The study's own folder of stages becomes a link to it.
+    """
+    own = out / STAGES
+    try:
+        for folder in (out, shared):
+            folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / ".lock"):
+            if not own.exists():
+                own.symlink_to(os.path.relpath(shared.resolve(), out.resolve()), target_is_directory=True)
+    except OSError as error:
+        raise TcmError(
+            f"--stages {shared} cannot be linked as {own} ({error.strerror}); leave it out, or choose another folder"
+        ) from error
+    if own.resolve() != shared.resolve():
+        raise TcmError(
+            f"--stages {shared}: the study's stages are in {own.resolve()}; leave it out, or use another --out"
+        )
 
 
 def noted_study(out: Path) -> Study:

@@ -100,11 +100,15 @@ class _Bench:
 
 
 def subjects_of(study: Study, variant: Variant, run: Path) -> list[Subject]:
-    """What is measured of a variant whose stages are trained: its model, then the curves' checkpoints."""
+    """What is measured of a variant whose stages are trained: its model, then the curves' checkpoints.
+
+    The curve of its own stage comes first: variants that have all stages in common then begin with different ones, and
+    need not wait for each other.
+    """
     folders = stage_folders(variant.recipe, run)
     points = [
         Subject(stage, step, study.measure.curve_count)
-        for stage in variant.curves(study)
+        for stage in sorted(variant.curves(study), key=lambda stage: stage != variant.stage)
         for step in kept_checkpoints(folders[stage] / "state")
     ]
     return [Subject(variant.stage, None, study.measure.count), *points]
