@@ -29,6 +29,7 @@ def test_a_ddpmpp_without_classes(tmp_path: Path) -> None:
             assert largest_level(sampler.path, model, steps, count, None) <= 1
 
 
+@pytest.mark.slow
 def test_an_edm2_with_classes_in_fp16(tmp_path: Path) -> None:
     """Its weights are normalised when the file is made, and its uncertainty head, which f does not use, stays out."""
     condition = tcm.Classes(5, ("ant", "bee", "cat", "dog", "eel"))

@@ -21,6 +21,7 @@ __all__ = [
     "Model",
     "ModelCard",
     "Provenance",
+    "bundled_models",
     "find",
     "inspect",
     "is_pipeline",
@@ -40,9 +41,18 @@ BUNDLED = Path(__file__).parent / "bundled"
 """The models that come with the package."""
 
 
+def bundled_models() -> list[str]:
+    """The names of the models that come with the package.
+
+    >>> "digits" in bundled_models()
+    True
+    """
+    return sorted(folder.name for folder in BUNDLED.iterdir() if (folder / CONFIG_FILE).is_file())
+
+
 def load(path: str | Path) -> Model:
     """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
-    (`digits`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
+    (`digits`, `cifar10-16`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
 
     Also the UNet of a Stable Diffusion pipeline, by its folder or hub id (the extra `t2i`).
     """
@@ -98,14 +108,18 @@ def last_model(run: Path) -> Path:
 def find(path: str | Path) -> Path:
     """The folder on this machine of the model that `load` takes; one on the hub is downloaded."""
     if not isinstance(path, str | Path):
-        raise TcmError(f"{path!r} is not a path; give a model folder, digits, or a hub id such as someone/model")
+        raise TcmError(f"{path!r} is not a path; {_advice()}")
     if Path(path).is_dir():
         return last_model(Path(path)) if is_run(Path(path)) else Path(path)
     if (BUNDLED / path).is_dir():
         return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
-        raise TcmError(f"{path} is not a folder; give a model folder, digits, or a hub id such as someone/model")
+        raise TcmError(f"{path} is not a folder; {_advice()}")
     return find_pipeline(str(path)) or _download(str(path))
+
+
+def _advice() -> str:
+    return f"give a model folder, {', '.join(bundled_models())}, or a hub id such as someone/model"
 
 
 def _pipeline(folder: Path, given: str | Path) -> Pipeline:
