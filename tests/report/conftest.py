@@ -1,6 +1,5 @@
 """Small runs, really trained: finished, measured, unfinished, failed, of other data."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -58,14 +57,6 @@ batch = 8
 log_every = 2
 sample_every = 0
 """
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_timing() -> Iterator[None]:
-    """Images/s need no precision here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
-        yield
 
 
 def train(recipe: str, folder: Path, overrides: tuple[str, ...] = ()) -> Path:

@@ -6,12 +6,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from pages import Page, check
 from typer.testing import CliRunner
 
 from tcm.cli.main import app
+from tcm.data import to_uint8
 from tcm.evaluation.scores import read_scores
+from tcm.method.conditions import Classes
+from tcm.recipes.resolve import resolve, to_toml
+from tcm.report.drawing import COLUMNS, observe_run
+from tcm.report.records import read_run
 from tcm.training.rounding import Rounding
+from tcm.weights import Model
 
 ALL = [
     "Results",
@@ -128,6 +135,33 @@ def test_failed_run(failed_run: Path) -> None:
     assert "learning_rate = 1e+30" in re.sub(r"\s+=", " =", page.text)
     assert "Same seeds" in page.headings
     assert "Between two noises" not in page.headings
+
+
+@pytest.fixture
+def started_run(fair_run: Path, tmp_path: Path) -> Path:
+    """The consistency stage of a run as one of its own, with no --init noted yet."""
+    run = tmp_path / "started"
+    shutil.copytree(fair_run / "1-consistency", run / "1-consistency")
+    recipe = resolve(str(fair_run / "recipe.toml"))
+    consistency = recipe.stages["consistency"].model_copy(update={"init": "init", "teacher": "init"})
+    (run / "recipe.toml").write_text(to_toml(recipe.model_copy(update={"stages": {"consistency": consistency}})))
+    return run
+
+
+def test_the_model_that_a_run_starts_from(started_run: Path, fair_run: Path) -> None:
+    """Its samples of the same seeds and conditions come first; one that cannot be loaded any more is named."""
+    assert "--init" not in report(started_run).text
+    origin = fair_run / "0-diffusion" / "model"
+    (started_run / "init.txt").write_text(str(origin))
+    observed = observe_run(read_run(started_run))
+    (way, images), *others = observed.origin.ways
+    same = Model.load(origin).sample(steps=18, seeds=range(COLUMNS), condition=Classes(10).spread(COLUMNS))
+    assert (way, others) == ("Heun", [])
+    assert torch.equal(images, to_uint8(same))
+    assert f"The model given with --init, {origin}, is in the rows named start." in report(started_run).text
+    (started_run / "init.txt").write_text(str(started_run / "gone"))
+    text = report(started_run).text
+    assert f"The model given with --init, {started_run / 'gone'}, gives no images:" in text
 
 
 def test_other_images_without_classes_and_a_strange_name(colour_run: Path) -> None:

@@ -13,10 +13,10 @@ from tcm.evaluation.generation import Sampling, quantise
 from tcm.foundation.devices import best_device, fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
-from tcm.method.conditions import Condition
+from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.sampling import last
 from tcm.report.records import RunRecord, StageRecord
-from tcm.weights import Model
+from tcm.weights import Model, load
 
 COLUMNS = 12
 EXAMPLES = 10
@@ -63,6 +63,18 @@ class StageDrawings:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The model that a run starts from, under the run's conditions: the images of each way of sampling it.
+
+    `problem` says why it gives none.
+    """
+
+    name: str
+    ways: tuple[tuple[str, Tensor], ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class Showpiece:
     """More pictures of the run's result: the last model that generates and is not a baseline.
 
@@ -86,6 +98,7 @@ class ObservedRun:
     record: RunRecord
     drawings: list[StageDrawings]
     showpiece: Showpiece | None
+    origin: Origin | None = None
 
 
 @fp32_products("ieee")
@@ -93,7 +106,7 @@ def observe_run(record: RunRecord) -> ObservedRun:
     """Draw the pictures of each finished stage; a model that gives none says why."""
     drawings: list[StageDrawings] = []
     chosen = shown_stage(record)
-    showpiece = None
+    showpiece, kind = None, None
     guidance = sorted({stage.spec.teacher_guidance for stage in record.stages} - {1.0})
     for stage in record.stages:
         if stage.status != "finished":
@@ -101,6 +114,7 @@ def observe_run(record: RunRecord) -> ObservedRun:
         try:
             model = Model.load(stage.model).to(best_device())
             drawings.append(_stage_drawings(stage, model, guidance))
+            kind = model.card.condition
         except TcmError as error:
             drawings.append(StageDrawings(stage, str(error)))
             continue
@@ -109,7 +123,8 @@ def observe_run(record: RunRecord) -> ObservedRun:
                 showpiece = _showpiece(stage, model)
             except TcmError as error:
                 drawings[-1] = replace(drawings[-1], problem=str(error))
-    return ObservedRun(record, drawings, showpiece)
+    compared = record.init is not None and any(drawing.drawn for drawing in drawings)
+    return ObservedRun(record, drawings, showpiece, _origin(record, kind, guidance) if compared else None)
 
 
 def shown_stage(record: RunRecord) -> StageRecord | None:
@@ -120,11 +135,7 @@ def shown_stage(record: RunRecord) -> StageRecord | None:
 
 
 def _stage_drawings(stage: StageRecord, model: Model, guidance: Sequence[float]) -> StageDrawings:
-    """The pictures of one model; a diffusion model is also drawn with the guidance under which others follow it."""
-    ways = [model]
-    with suppress(TcmError):  # only a diffusion model can be guided
-        ways += [model.guided(scale) for scale in guidance]
-    kind = model.card.condition
+    ways, kind = _ways(model, guidance), model.card.condition
     return StageDrawings(
         stage,
         hash=weights_hash(model.denoiser.state_dict()),
@@ -132,6 +143,31 @@ def _stage_drawings(stage: StageRecord, model: Model, guidance: Sequence[float])
         drawn=tuple(_draw(way, steps) for way in ways for steps in way.sampler.usual_steps) if stage.generates else (),
         captions=() if kind is None or not stage.generates else tuple(kind.captions(kind.spread(COLUMNS))),
     )
+
+
+def _ways(model: Model, guidance: Sequence[float]) -> list[Model]:
+    """The model as it is and, if it is a diffusion model, with the guidance under which others follow it."""
+    ways = [model]
+    with suppress(TcmError):  # only a diffusion model can be guided
+        ways += [model.guided(scale) for scale in guidance]
+    return ways
+
+
+def _origin(record: RunRecord, kind: ConditionKind | None, guidance: Sequence[float]) -> Origin:
+    """What the model given with --init makes of the report's seeds and of the conditions of the run's own models."""
+    name = str(record.init)
+    try:
+        model = load(name).to(best_device())
+        device = next(model.denoiser.parameters()).device
+        condition = None if kind is None else kind.spread(COLUMNS).to(device)
+        made = []
+        for way in _ways(model, guidance):
+            for steps in way.sampler.usual_steps:
+                images = way.sample(steps=steps, seeds=range(COLUMNS), condition=condition)
+                made.append((way.sampler.name(steps), quantise(images)))
+    except TcmError as error:
+        return Origin(name, problem=str(error))
+    return Origin(name, tuple(made))
 
 
 def _draw(model: Model, steps: int) -> Drawn:

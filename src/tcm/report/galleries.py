@@ -7,7 +7,7 @@ import torch
 from tcm.data import Dataset, open_dataset
 from tcm.evaluation.features import load_detector
 from tcm.foundation.errors import TcmError
-from tcm.report.drawing import COLUMNS, ObservedRun, PathFromNoise, Showpiece
+from tcm.report.drawing import COLUMNS, ObservedRun, Origin, PathFromNoise, Showpiece
 from tcm.report.html import Content, Html, figure, html, paragraph, rows_of_images, section, side_by_side
 from tcm.report.neighbours import closeness, nearest
 from tcm.report.records import RunRecord
@@ -19,21 +19,25 @@ def same_seeds(runs: Sequence[ObservedRun]) -> str:
     """The same noises through each model."""
 
     def render(run: ObservedRun) -> str:
-        rows = [
-            (Html(f"{html(drawing.stage.name)}<small>{drawn.way}</small>"), drawn.images)
-            for drawing in run.drawings
-            for drawn in drawing.drawn
-        ]
+        ways = [("start", way, images) for way, images in (run.origin.ways if run.origin else ())]
+        ways += [(one.stage.name, drawn.way, drawn.images) for one in run.drawings for drawn in one.drawn]
+        rows = [(Html(f"{html(name)}<small>{way}</small>"), images) for name, way, images in ways]
         label = f"{COLUMNS} samples of the same seeds from each stage of {run.record.name}, one row per stage"
         captions = next((drawing.captions for drawing in run.drawings if drawing.captions), ())
-        below = f"From left to right: {'; '.join(captions)}." if captions else ""
-        return figure(rows_of_images(rows), label, below) if rows else ""
+        below = [f"From left to right: {'; '.join(captions)}."] if captions else []
+        below += [_origin_text(run.origin)] if run.origin else []
+        return figure(rows_of_images(rows), label, " ".join(below)) if rows else ""
 
     sentence = (
         "Each column begins with the same noise and condition: where it repeats the picture above, the model has kept "
         "to the diffusion model's trajectory; where it does not, it has found its own."
     )
     return _section("Same seeds", sentence, runs, render)
+
+
+def _origin_text(origin: Origin) -> str:
+    given = f"The model given with --init, {origin.name},"
+    return f"{given} gives no images: {origin.problem}" if origin.problem else f"{given} is in the rows named start."
 
 
 def per_condition(runs: Sequence[ObservedRun]) -> str:

@@ -15,6 +15,7 @@ from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
 from tcm.training.health import warnings_in
 from tcm.training.metrics import read_metrics
+from tcm.training.resuming import noted_init
 from tcm.training.starts import Start, read_starts
 
 Status = Literal["finished", "failed", "unfinished", "not begun"]
@@ -105,7 +106,10 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder shows it; `scores_problem` says why there are no scores although there is a file."""
+    """A run as its folder shows it; `scores_problem` says why there are no scores although there is a file.
+
+    `init` is the model that was given with --init.
+    """
 
     name: str
     folder: Path
@@ -113,6 +117,7 @@ class RunRecord:
     stages: list[StageRecord]
     scores: list[Score]
     scores_problem: str | None = None
+    init: str | None = None
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
@@ -146,7 +151,7 @@ def _read_run(folder: Path, name: str) -> RunRecord:
             scores = read_scores(folder / SCORES_FILE)
         except TcmError as error:
             problem = str(error)
-    return RunRecord(name, folder, recipe, stages, scores, problem)
+    return RunRecord(name, folder, recipe, stages, scores, problem, noted_init(None, folder))
 
 
 def _before(name: str, stage: Path) -> list[StageRecord]:
