@@ -92,7 +92,7 @@ def test_files_that_do_not_match(tmp_path: Path) -> None:
     file = tmp_path / "metadata.jsonl"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines, json.dumps({"file_name": "absent.png", "text": "a"})]))
-    with pytest.raises(TcmError, match=r"metadata.jsonl names absent.png, which does not exist \(1 such files\)"):
+    with pytest.raises(TcmError, match=r"metadata.jsonl names absent.png, which does not exist \(1 in all do not\)"):
         open_dataset(tmp_path)
     file.write_text("\n".join(lines[1:]))
     with pytest.warns(

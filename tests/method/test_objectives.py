@@ -350,6 +350,7 @@ def compare_compiled(f: Denoiser, backend: str, x: Tensor) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_by_inductor_the_masks_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Inductor's cache would give back vector code to a process that may not use it: its key lacks the instruction set.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -437,11 +438,12 @@ def test_nothing_is_drawn_for_label_dropout_that_is_off(objective: Objective) ->
     assert torch.equal(streams.uniform(), untouched.uniform()), "so losses keep their bits"
 
 
-def test_a_hidden_condition_is_hidden_from_student_frozen_model_and_teacher_alike() -> None:
+@pytest.mark.parametrize("pairs_by", [Pairs, Tangents])
+def test_a_hidden_condition_is_hidden_from_student_frozen_model_and_teacher_alike(pairs_by: type[Pairs]) -> None:
     """The loss of a batch whose conditions are dropped is that of a batch that has none of them."""
     f = lively(networks()[0], Classes(3))
     models = {"student": f, "frozen": lively(networks()[0], Classes(3)), "teacher": lively(networks()[0], Classes(3))}
-    pairs = Pairs(proportional(0.1), distillation=Distillation(guidance=2.0))
+    pairs = pairs_by(proportional(0.1), distillation=Distillation(guidance=2.0))
     objective = TruncatedConsistency(STAGE_2.times, pairs, label_dropout=1 - 1e-12)
     x = torch.rand(8, 1, 8, 8)
     found = [

@@ -60,6 +60,8 @@ def test_closed_form_on_gaussian_data() -> None:
     found = tangent(Denoiser(Formula(gaussian_denoiser(S)), SHAPE), x_t, TIMES, eps)
     assert found.dtype == torch.float32
     assert float(((found - known) * t).abs().max()) < 1e-5
+    error, size = ((values.double()).flatten(1).norm(dim=1) for values in (found - known, known))
+    assert float((error / size).max()) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -188,6 +190,29 @@ class Watching(Distance):
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.seen.append((x.detach(), y))
         return SquaredL2()(x, y)
+
+
+def test_the_derivative_has_the_masks_and_the_condition_of_the_pass_with_gradient() -> None:
+    torch.manual_seed(0)
+    f = Denoiser(CONFIGS[0].build((1, 8, 8), Classes(3)), (1, 8, 8), Classes(3))
+    with torch.no_grad():
+        for parameter in f.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    watching = Watching()
+    objective = Consistency(pairs=Tangents(proportional(0.1), watching))
+    batch = Batch.whole(torch.rand(8, 1, 8, 8), Labels(torch.arange(8) % 3))
+    drawn = objective.draw({"student": f}, batch, 0, SampleStreams(range(8)))
+    objective.loss_at({"student": f}, batch, 0, drawn)
+    ((f_t, target),) = watching.seen
+    x_t = batch.x + column(drawn.t, batch.x) * drawn.eps
+
+    def change(condition: Labels, masks: list[Tensor]) -> Tensor:
+        return column(0.1 * drawn.t, x_t) * tangent(f, x_t, drawn.t, drawn.eps, condition, masks)
+
+    others = f.network.draw_masks(SampleStreams(range(50, 58)))
+    torch.testing.assert_close(f_t - target, change(drawn.condition, drawn.masks), rtol=1e-4, atol=1e-5)
+    for wrong in (change(drawn.condition, others), change(Labels(torch.full((8,), -1)), drawn.masks)):
+        assert not torch.allclose(f_t - target, wrong, rtol=1e-2, atol=1e-3)
 
 
 def test_targets_of_stage_2() -> None:

@@ -256,6 +256,7 @@ INDEX, UNET_CONFIG, SCHEDULER = "model_index.json", "unet/config.json", "schedul
         ),
         (INDEX, {"tokenizer": [None, None]}, "must name CLIPTokenizer as tokenizer, but it lacks it"),
         (UNET_CONFIG, {"addition_embed_type": "text_time"}, "the UNet has addition_embed_type='text_time'"),
+        (UNET_CONFIG, {"in_channels": 9}, "the UNet takes 9 channels and gives 4, as for inpainting"),
         (UNET_CONFIG, {"block_out_channels": "many"}, r"unet/config.json: block_out_channels"),
         (SCHEDULER, {"prediction_type": "sample"}, "prediction_type='sample' is not supported"),
         (SCHEDULER, {"rescale_betas_zero_snr": True}, "the scheduler has rescale_betas_zero_snr"),

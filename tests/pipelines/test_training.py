@@ -1,7 +1,6 @@
 """A tiny pipeline distilled: all stages, killed and resumed, in two processes, on latents made ahead, as a LoRA."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -28,13 +27,14 @@ from tcm.foundation.randomness import SampleStreams
 from tcm.method.curriculum import Curriculum
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
+from tcm.report.drawing import COLUMNS, observe_run
+from tcm.report.records import read_run
 from tcm.training.adapting import fitted_to
 from tcm.training.run import RunOptions
 from tcm.weights.pipeline_export import LORA_FOLDER
 
 pytestmark = pytest.mark.long
 
-SLOW = pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
 STAGES = {"diffusion": "0-diffusion", "consistency": "1-consistency", "truncated": "2-truncated"}
 TOML = """
 extends = "sd15-coyo"
@@ -122,6 +122,14 @@ def test_all_stages(finished: Path, pipeline: Path, tmp_path: Path) -> None:
     assert "timesteps=[999, 563]" in (tmp_path / "exported" / "README.md").read_text()
 
 
+def test_report(finished: Path) -> None:
+    """Its grid begins with the pipeline itself, plain and guided as in the recipe, for the recipe's prompts."""
+    observed = observe_run(read_run(finished))
+    assert [way for way, _ in observed.origin.ways] == ["Heun", "Heun, guidance 6"]
+    assert all(images.shape == (COLUMNS, 3, 64, 64) for _, images in observed.origin.ways)
+    assert observed.drawings[-1].captions[:2] == ("red cat", "blue dog")
+
+
 def killed_after(command: Command, run: Path, stage: str) -> None:
     """Kill a command once the checkpoint of step 2 of a stage is there, before the stage ends."""
     command.until(lambda: any(run.glob(f"{stage}/state/step-2/*")), patience=600)
@@ -146,8 +154,8 @@ def test_killed_and_resumed(finished: Path, pipeline: Path, tmp_path: Path, laun
     ("options", "stages"),
     [
         pytest.param((), ["consistency"], id="replicated"),
-        pytest.param((), ["diffusion"], id="replicated diffusion", marks=SLOW),
-        pytest.param(("--shard",), ["consistency", "truncated"], id="sharded"),
+        pytest.param((), ["diffusion"], id="replicated diffusion", marks=pytest.mark.slow),
+        pytest.param(("--shard",), ["consistency", "truncated"], id="sharded", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes(
@@ -174,6 +182,8 @@ def test_latents_made_ahead(
     dataset = open_dataset(tmp_path / "latents")
     assert isinstance(dataset, EncodedDataset)
     assert isinstance(dataset.annotations, StoredTexts) == texts
+    if texts:
+        assert dataset.annotations.kind.prompts[:2] == ("red cat", "blue dog"), "samples are shown of these"
     assert (dataset.count, dataset.shape, dataset.pixels(np.arange(2)).dtype) == (20, (4, 8, 8), np.float16)
     assert list(dataset.captions)[:2] == ["red cat", "blue dog"]
     coloured = open_dataset(tmp_path / "latents", channels=3)
@@ -193,6 +203,7 @@ def test_latents_made_ahead(
         assert "root mean square over latents" in page
 
 
+@pytest.mark.slow
 def test_a_stream_killed_and_resumed(
     written: Path, data: Path, pipeline: Path, tmp_path: Path, launcher: Launcher
 ) -> None:

@@ -174,7 +174,7 @@ def test_wrong_prompts(run: Path, tmp_path: Path) -> None:
         invoke("sample", model, "--negative", "a", "--out", tmp_path / "x.png")
     with pytest.raises(TcmError, match=r"--class 3 and prompts cannot both be given; give one of them"):
         invoke("sample", model, "--prompt", "a", "--class", "3")
-    with pytest.raises(TcmError, match=r"prompts=3 must be texts|labels"):
+    with pytest.raises(TcmError, match=r"prompts='a cat' given, but this model takes 10 classes; leave prompts out"):
         tcm.load("digits").sample(prompts="a cat")
 
 
@@ -266,7 +266,7 @@ def test_texts_are_not_measured_without_prompts(home: Path, run: Path, tmp_path:
 
 def test_sampling_says_which_prompts_are_drawn(run: Path, tmp_path: Path) -> None:
     words = ["sample", run / "2-truncated" / "model", "-n", 1, "--out", tmp_path / "x.png"]
-    own = "without --prompt or --prompts, each image is of one of the model's own: 'a red cat', 'the blue dog'"
+    own = "without --prompt or --prompts, each image uses one of the model's own prompts: 'a red cat', 'the blue dog'"
     assert own in invoke(*words)
     assert "without --prompt" not in invoke(*words, "--prompt", "a cat")
     model = Model.load(run / "2-truncated" / "model")
@@ -338,7 +338,6 @@ def test_the_results_of_the_example_are_of_captions_from_all_over_the_data(home:
 
 
 def test_the_report_shows_the_prompts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
     invoke("report", run)
     page = (run / "report.html").read_text("utf-8")
     assert "From left to right: a red cat; the blue dog" in page

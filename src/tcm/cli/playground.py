@@ -8,7 +8,9 @@ import typer
 
 
 def playground(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("playground.html"),
     runtime: Annotated[
         Path | None,

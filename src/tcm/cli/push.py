@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def push_model(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
+    ],
     repository: Annotated[str, typer.Argument(help="The repository on the hub, such as someone/name.")],
     scores: Annotated[
         Path | None,
@@ -68,7 +70,8 @@ def _scores_of(model: Model, file: Path | None, run: Path | None) -> list[CardSc
     digest = weights_hash(model.denoiser.state_dict())
     return [
         CardScore(
-            kind=score.kind,
+            # The hub reads "fid" as Inception's, which a distance in other features must not be taken for.
+            kind=score.kind if score.kind != "fid" or score.detector == "inception" else "frechet_distance",
             metric=score.label,
             value=score.value,
             deviation=score.deviation,

@@ -35,7 +35,9 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator,
 
 
 def sample(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
+    ],
     count: Annotated[
         int | None,
         typer.Option(
@@ -85,6 +87,8 @@ def sample(
     chosen = parse_seeds(seeds) if seeds is not None else list(range(seed, seed + (count or usual)))
     wanted = prompted(texts, chosen) if texts else None
     chosen = chosen if wanted is None else [one.seed for one in wanted]
+    if wanted is None and negative is not None:
+        raise TcmError(f"--negative {negative!r} needs a prompt; give --prompt or --prompts")
     sampling = sampling_of(steps, times, choice, precision)
     with join(device) as processes:
         with processes.agreeing():
@@ -96,8 +100,6 @@ def sample(
                     _say_prompts(loaded)
         own = share(processes, chosen)
         start = time.perf_counter()
-        if wanted is None and negative is not None:
-            raise TcmError(f"--negative {negative!r} needs a prompt; give --prompt or --prompts")
         drawn = (
             generate(loaded, own, sampling, batch)
             if wanted is None
@@ -115,13 +117,13 @@ def sample(
 
 
 def _say_prompts(model: Model) -> None:
-    """Say what a model of texts draws if it is given none."""
+    """Say what a text model draws if it is given no prompt."""
     from tcm.text.condition import Texts
 
     kind = model.card.condition
     if isinstance(kind, Texts):
         own = ", ".join(repr(prompt) for prompt in kind.prompts)
-        drawn = f"each image is of one of the model's own: {own}" if own else "all images are of the empty text"
+        drawn = f"each image uses one of the model's own prompts: {own}" if own else "all images are of the empty text"
         typer.echo(f"without --prompt or --prompts, {drawn}", err=True)
 
 

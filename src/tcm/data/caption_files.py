@@ -29,7 +29,9 @@ def captions_from(file: str, data: bytes, names: Sequence[str], source: str, cla
     found = _from_csv(data, source) if file == CAPTIONS_CSV else _from_jsonl(data, source)
     absent = sorted(found.keys() - set(names))
     if absent:
-        raise TcmError(f"{source} names {absent[0]}, which does not exist ({len(absent)} such files); remove its line")
+        raise TcmError(
+            f"{source} names {absent[0]}, which does not exist ({len(absent)} in all do not); remove its line"
+        )
     return in_order(found, names, source, classes)
 
 

@@ -19,6 +19,16 @@ SHOWN = 16
 """Captions of the data that a model is shown with."""
 
 
+def shown_captions(texts: Sequence[str]) -> tuple[str, ...]:
+    """A few captions from all over the data, each once.
+
+    >>> shown_captions(["cat", "dog"] * 50)
+    ('cat', 'dog')
+    """
+    chosen = np.linspace(0, len(texts) - 1, min(SHOWN, len(texts))).astype(int)
+    return tuple(dict.fromkeys(texts[index] for index in chosen.tolist()))
+
+
 class Captions(Annotations):
     """A text for each image, which no encoder has read yet; perhaps a class too, which is then the condition."""
 
@@ -64,12 +74,12 @@ class EncodedCaptions(Annotations):
         if size > MOST_BYTES:
             raise TcmError(
                 f"the embeddings of {len(captions):,} captions take {size / 2**30:.1f} GiB; write the images and the "
-                "captions as shards (`tcm data prepare`), and read them as a stream"
+                "captions as shards (`tcm data prepare`) and read them as a stream, or prepare latents with "
+                "--text-encoder, which stores the embeddings too"
             )
-        shown = [captions.texts[index] for index in np.linspace(0, len(captions) - 1, SHOWN).astype(int).tolist()]
         encoder = kind.load_encoder()
         self.captions = captions
-        self._kind = Texts.of(encoder, kind.tokens, tuple(dict.fromkeys(shown)), kind.negative)
+        self._kind = Texts.of(encoder, kind.tokens, shown_captions(captions.texts), kind.negative)
         empty = kind.encode([])
         self._null = TextEmbeddings(empty.tokens.half(), empty.mask, empty.null_tokens.half(), empty.null_mask)
         self._tokens: NDArray[np.float16] = np.empty((len(captions), kind.tokens, kind.width), np.float16)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tcm.data.captions import Captions
+from tcm.data.captions import Captions, shown_captions
 from tcm.data.dataset import Annotations, ClassLabels, Dataset, Indices, Pixels, Stored
 from tcm.data.labels import DATASET_JSON
 from tcm.foundation.errors import TcmError, describe_validation
@@ -168,5 +168,7 @@ def _annotations(rows: _Rows, contents: Contents) -> Annotations | None:
     if not (first / CAPTIONS).is_file():
         return classes
     if contents.texts is not None:
-        return StoredTexts(rows, rows.captions(), contents.texts)
+        captions = rows.captions()
+        kind = replace(contents.texts, prompts=contents.texts.prompts or shown_captions(captions))
+        return StoredTexts(rows, captions, kind)
     return Captions(rows.captions(), classes)

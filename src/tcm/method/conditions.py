@@ -111,7 +111,8 @@ class TextEmbeddings(Condition):
         return self.tokens.shape[0]
 
     def select(self, rows: Tensor | slice) -> Self:
-        kept = torch.arange(len(self))[rows].tolist() if self.texts else []
+        chosen = rows.cpu() if isinstance(rows, Tensor) else rows
+        kept = torch.arange(len(self))[chosen].tolist() if self.texts else []
         texts = tuple(self.texts[row] for row in kept)
         return replace(self, tokens=self.tokens[rows], mask=self.mask[rows], texts=texts)
 
@@ -148,6 +149,9 @@ class ConditionKind(ABC):
 
     In a card its field `kind` names the class: one of ours, an entry point of `tcm.conditions`, or `module:Class`.
     """
+
+    takes_prompts: ClassVar[bool] = False
+    """Whether `choose` takes texts that a user writes freely."""
 
     @abstractmethod
     def __str__(self) -> str:

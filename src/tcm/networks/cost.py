@@ -47,7 +47,7 @@ def network_cost(config: NetworkConfig, image_shape: ImageShape, condition: Cond
 
         def forward(batch: int) -> None:
             masks = [torch.ones(batch, *shape, dtype=torch.bool) for shape in network.dropout_shapes]
-            given = None if condition is None else condition.dummy(batch)
+            given = None if condition is None else condition.dummy(batch).to(torch.device("meta"))
             network(torch.zeros(batch, *image_shape), torch.zeros(batch), given, masks if network.dropout else None)
 
         one, two = _SavedBytes(parameters), _SavedBytes(parameters)

@@ -101,7 +101,7 @@ class DiffusersUNetConfig(NetworkConfig):
     cross_attention_dim: PositiveInt = Field(default=768, description="width of the text embeddings")
     transformer_layers_per_block: PositiveInt = Field(default=1, description="transformer layers in an attention")
     attention_head_dim: PositiveInt | tuple[PositiveInt, ...] = Field(
-        default=8, description="heads of the attention (diffusers' name is a mistake that it keeps), or of each level's"
+        default=8, description="number of attention heads, for all levels or for each; diffusers calls it a dimension"
     )
     use_linear_projection: bool = Field(
         default=False, description="linear layers around a transformer, not 1×1 convolutions"

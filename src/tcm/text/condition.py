@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -28,6 +28,7 @@ class Texts(ConditionKind):
     prompts: tuple[str, ...] = field(default=(), compare=False)
     negative: str = field(default="", compare=False)
     kind: Literal["text"] = "text"
+    takes_prompts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, number in (("width", self.width), ("tokens", self.tokens)):

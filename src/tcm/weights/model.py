@@ -191,6 +191,11 @@ class Model:
         """
         if labels is not None and prompts is not None:
             raise TcmError(f"labels={labels} and prompts={prompts} cannot both be given; give one of them")
+        kind = self.card.condition
+        if prompts is not None and (kind is None or not kind.takes_prompts):
+            raise TcmError(
+                f"prompts={prompts!r} given, but this model takes {kind or 'no condition'}; leave prompts out"
+            )
         if count is None and seeds is None and prompts is not None and not isinstance(prompts, str):
             count = len(prompts)
         if seeds is not None and count is not None and count != len(seeds):

@@ -104,6 +104,11 @@ def _network(folder: Path, name: str) -> DiffusersUNetConfig:
         if key not in UNET_KEYS and key in usual and _listed(usual[key]) != _listed(value):
             raise TcmError(f"{name}: the UNet has {key}={value!r}, which is not supported; only {usual[key]!r} is")
     keys = {key: given.get(key, usual[key]) for key in UNET_KEYS}
+    if keys["in_channels"] != keys["out_channels"]:
+        raise TcmError(
+            f"{name}: the UNet takes {keys['in_channels']} channels and gives {keys['out_channels']}, as for "
+            "inpainting, depth or editing, which is not supported; give a pipeline that takes only texts"
+        )
     try:
         return DiffusersUNetConfig.model_validate(keys | _training(folder, name))
     except ValidationError as error:
