@@ -122,9 +122,9 @@ def main(run: Path, page: Path, count: int | None = None) -> None:
         "",
         f"One image for each of {min(count or train.count, train.count):,} training captions and of the "
         f"{min(count or test.count, test.count)} that were held out. Distances are Fréchet distances to all training "
-        f"images, in the features of {DETECTOR}; they grow as images get fewer. In these features the "
-        "nearest training image is looked for; for a held-out caption, the image with that caption is looked for among "
-        "the held-out images. "
+        f"images, in the features of {DETECTOR}; they grow as images get fewer. The nearest image is the nearest "
+        "training image in these features; for a held-out caption, we look for the image with that caption among the "
+        "held-out images. "
         f"The category would be right in {guessing(train, train, count)}; held out, in {guessing(train, test, count)}.",
         "",
         "| | distance | nearest has the caption | nearest has the category | held out: caption | held out: category |",

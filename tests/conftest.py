@@ -76,6 +76,20 @@ def numbers() -> dict:
     return json.loads((GOLDEN / "numbers.json").read_text())
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what takes too long for every run."""
+    if item.get_closest_marker("slow") and not os.environ.get("TCM_SLOW"):
+        pytest.skip("TCM_SLOW=1 runs it")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_timing() -> Iterator[None]:
+    """A report's images/s need no precision: those that are drawn anyway are timed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tcm.report.drawing.MOST_TIMING_SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Fresh weights are the same in every run, whatever ran before."""

@@ -79,7 +79,7 @@ def test_tf32_is_emulated_by_rounding_operands_to_ten_bits() -> None:
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
+@pytest.mark.slow
 def test_a_quick_benchmark_measures_and_writes_nothing() -> None:
     before = {file: file.read_bytes() for file in (ROOT / "benchmarks" / "results").glob("*.json")}
     command = [sys.executable, "-m", "benchmarks", "--quick", "optimizer"]

@@ -141,6 +141,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_its_cost_is_counted_beside_diffusers() -> None:
+    """Once that is imported, torch decomposes what is counted, and refuses to mix devices."""
+    pytest.importorskip("diffusers.models.unets.unet_2d_condition")
+    network_cost.cache_clear()
+    assert network_cost(VectorConfig(kind="vector_condition:VectorConfig"), (1, 8, 8), KIND).parameters == 10 + 64 * 3
+
+
 def test_a_recipe_says_what_the_data_must_have(tmp_path: Path) -> None:
     recipe = make_recipe()
     assert recipe.condition == KIND
@@ -240,7 +247,6 @@ def test_its_run_is_measured(run: Path) -> None:
 
 
 def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
     result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     page = (run / "report.html").read_text("utf-8")
@@ -255,7 +261,6 @@ def test_scores_under_the_data_s_conditions_are_in_the_headline(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model measured in no other way has been measured."""
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
     words = ["--data", "vector_condition:HalvesData", "--detector", "digits", "-n", "80", "--data-conditions"]
     copy = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl")))
     file = copy / "scores.jsonl"

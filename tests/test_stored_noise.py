@@ -137,7 +137,6 @@ def test_it_learns_samples_and_reports(recipe: Recipe, tmp_path: Path, monkeypat
     truth = point(TIMES[0] * noise, 0.0)
     assert float((model.sample(4) - truth).abs().mean()) < float(truth.abs().mean()) / 2, "noise it has not seen"
 
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
     result = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     page = (run / "report.html").read_text("utf-8")

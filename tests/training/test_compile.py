@@ -1,6 +1,5 @@
 """`compile = true`: the losses of the plain network, to tolerance."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tcm.method.tangents import tangent
 WORDS = ('order=["diffusion"]', "network.channel_mult=[1]", "diffusion.log_every=1", "diffusion.sample_every=0")
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="a minute of compiling; TCM_SLOW=1 runs it")
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="torch.compile needs a compiler")
 def test_compiled_losses(tmp_path: Path) -> None:
     train(tiny_recipe(3, *WORDS), tmp_path / "eager")
@@ -25,7 +24,7 @@ def test_compiled_losses(tmp_path: Path) -> None:
     assert len(eager) == 3
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="a minute of compiling; TCM_SLOW=1 runs it")
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="torch.compile needs a compiler")
 def test_tangents_are_not_lost_in_a_compiled_network() -> None:
     f = tcm.Denoiser(tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1).build((1, 8, 8), None), (1, 8, 8))

@@ -298,7 +298,6 @@ def test_the_report_of_a_sampler_that_refuses_and_of_a_second_trained_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It shows the sampler's own number of steps, each stage once, and the losses of both networks."""
-    monkeypatch.setattr("tcm.report.drawing.TIMING_SECONDS", 0.01)
     train(recipe_with(StubbornStage), tmp_path / "run")
     observed = observe_run(read_run(tmp_path / "run"))
     assert [(drawing.stage.name, drawing.problem) for drawing in observed.drawings] == [("critics", None)]

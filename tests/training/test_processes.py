@@ -48,6 +48,7 @@ def test_the_same_losses(launcher: Launcher, alone: Path, tmp_path: Path, proces
     compare(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_path: Path) -> None:
     """Two processes shard the weights, are stopped, resume and are killed; one process finishes the run alone."""
     run = tmp_path / "run"
@@ -68,11 +69,8 @@ def test_sharded_stopped_and_resumed_alone(launcher: Launcher, alone: Path, tmp_
     compare(run, alone)
 
 
-SLOW = pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
-
-
 @pytest.mark.parametrize(
-    "options", [pytest.param((), id="replicated"), pytest.param(("--shard",), id="sharded", marks=SLOW)]
+    "options", [pytest.param((), id="replicated"), pytest.param(("--shard",), id="sharded", marks=pytest.mark.slow)]
 )
 def test_three_processes_resume_bit_for_bit(launcher: Launcher, tmp_path: Path, options: tuple[str, ...]) -> None:
     """The sum of two numbers has one order, that of three has several: it must not change with a resume."""
@@ -91,7 +89,7 @@ def test_three_processes_resume_bit_for_bit(launcher: Launcher, tmp_path: Path, 
     assert fingerprint(resumed) == fingerprint(whole)
 
 
-@SLOW
+@pytest.mark.slow
 def test_edm2_sharded(launcher: Launcher, tmp_path: Path) -> None:
     """Forced weight normalisation, scalar gains and the uncertainty head, each shared; the model loads and samples."""
     words = tiny(3, EDM2, "uncertainty=8", *QUIET, *(f"{stage}.log_every=1" for stage in STAGES))

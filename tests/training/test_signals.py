@@ -118,7 +118,7 @@ def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatc
         train(tiny_recipe(), run)
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="half a minute; TCM_SLOW=1 runs it")
+@pytest.mark.slow
 def test_torchrun_restarts_a_killed_process(tmp_path: Path, finished: Path) -> None:
     """In torch 2.13 processes that torchrun starts again sometimes fail to find each other in gloo, or wait forever, in
     a script of ten lines without tcm too: then it is tried again."""

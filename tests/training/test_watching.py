@@ -1,7 +1,6 @@
 """Denoising is watched while stage 1 trains: the distance, the rule, and what a run decides by them."""
 
 import json
-import os
 import shutil
 import signal
 from itertools import pairwise
@@ -136,6 +135,7 @@ def test_killed_and_resumed_it_decides_the_same(launcher: Launcher, decided: Pat
     assert [noted_decision(run / f) for f in FOLDERS] == [noted_decision(decided / f) for f in FOLDERS]
 
 
+@pytest.mark.slow
 def test_two_processes_decide_the_same(launcher: Launcher, decided: Path, tmp_path: Path) -> None:
     """Sharded: the distances agree up to rounding."""
     sharded = tmp_path / "sharded"
@@ -147,7 +147,7 @@ def test_two_processes_decide_the_same(launcher: Launcher, decided: Path, tmp_pa
         assert np.array(ours[t]) == pytest.approx(np.array(curve), rel=1e-3)
 
 
-@pytest.mark.skipif(not os.environ.get("TCM_SLOW"), reason="TCM_SLOW=1 runs it")
+@pytest.mark.slow
 def test_a_worker_for_each_stage_decides_the_same(launcher: Launcher, decided: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, text = launcher.run("train", "digits", *open_recipe(), "--run", str(run), "--workers", "1")
