@@ -87,6 +87,19 @@ def test_files_of_captions(tmp_path: Path) -> None:
             dataset.read(np.arange(2))
 
 
+def test_broken_images_among_captions_are_left_out_up_to_a_limit(tmp_path: Path) -> None:
+    names = write_folder(tmp_path)
+    (tmp_path / names[0]).write_bytes(b"broken")
+    (tmp_path / names[5]).write_bytes(b"")
+    with pytest.warns(TcmWarning, match=rf"left out 2 of 24 images: {names[0]}, {names[5]}"):
+        dataset = open_dataset(tmp_path)
+    assert [broken.name for broken in dataset.skipped] == [names[0], names[5]]
+    assert list(dataset.captions or ()) == [text for index, text in enumerate(CAPTIONS) if index not in (0, 5)]
+    (tmp_path / names[9]).write_bytes(b"broken")
+    with pytest.raises(TcmError, match=rf"3 of 24 images cannot be read, such as {names[0]}; more than 10% may not be"):
+        open_dataset(tmp_path)
+
+
 def test_files_that_do_not_match(tmp_path: Path) -> None:
     names = write_folder(tmp_path)
     file = tmp_path / "metadata.jsonl"

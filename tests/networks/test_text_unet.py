@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Classes, Labels, TextEmbeddings
-from tcm.method.preconditioning import Denoiser
+from tcm.method.preconditioning import Denoiser, column
+from tcm.method.tangents import tangent
 from tcm.networks import DDPMppConfig, TextUNetConfig
 from tcm.networks.cost import network_cost
 from tcm.networks.text_unet import TextUNet
@@ -91,10 +92,28 @@ def test_a_tangent_agrees_with_a_difference(network: TextUNet) -> None:
         return f.network(x, torch.zeros(1, dtype=torch.float64), text, None)
 
     with sdpa_kernel(SDPBackend.MATH):
-        _, tangent = torch.func.jvp(F, (x,), (direction,))
+        _, along = torch.func.jvp(F, (x,), (direction,))
     difference = (F(x + 1e-5 * direction) - F(x - 1e-5 * direction)) / 2e-5
-    torch.testing.assert_close(tangent, difference, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(along, difference, atol=1e-4, rtol=1e-3)
     f.float()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_tangent_in_half_precision(network: TextUNet, half: torch.dtype) -> None:
+    """Of the same direction as in float32; weights and gradients stay in float32."""
+    f, text = Denoiser(network, SHAPE, KIND), random_text(3)
+    t = torch.tensor([0.05, 1.0, 40.0], dtype=torch.float64)
+    x, eps = (SampleStreams(range(seed, seed + 3)).normal(SHAPE) for seed in (0, 10))
+    x_t = x + column(t, x) * eps
+    exact = tangent(f, x_t, t, eps, text).flatten(1)
+    network.arithmetic = half
+    found = tangent(f, x_t, t, eps, text).flatten(1)
+    f(x_t, t, text).square().mean().backward()
+    network.arithmetic = None
+    assert float(torch.cosine_similarity(found, exact).min()) > 0.998
+    assert not torch.allclose(found, exact, rtol=1e-5), "it was computed in half precision"
+    assert {parameter.grad.dtype for parameter in network.parameters() if parameter.grad is not None} == {torch.float32}
+    network.zero_grad()
 
 
 def test_it_exports_with_any_batch(network: TextUNet) -> None:

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tcm import Classes, Denoiser
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import TextEmbeddings
+from tcm.method.preconditioning import column
+from tcm.method.tangents import tangent
 from tcm.networks import DiffusersUNetConfig
 from tcm.networks.cost import network_cost
 from tcm.networks.diffusers_unet import Lora, NoiseSchedule
@@ -151,12 +153,28 @@ def test_tangent() -> None:
         return network(x, c, condition, None)
 
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        _, tangent = torch.func.jvp(at, (x,), along[:1])
+        _, along_x = torch.func.jvp(at, (x,), along[:1])
         step = 1e-6
         differences = (at(x + step * along[0]) - at(x - step * along[0])) / (2 * step)
         _, whole = torch.func.jvp(lambda x, c: network(x, c, condition, None), (x, c), along)
-    torch.testing.assert_close(tangent.detach(), differences, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(along_x.detach(), differences, atol=1e-5, rtol=1e-5)
     assert bool(whole.isfinite().all())
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_tangent_in_half_precision(half: torch.dtype) -> None:
+    """Of the same direction as in float32, also for a UNet that recomputes; its weights and its output are float32."""
+    f = denoiser(TINY.model_copy(update={"gradient_checkpointing": True}))
+    t = torch.tensor([0.5, 9.0], dtype=torch.float64)
+    x, eps = torch.randn(2, 2, *SHAPE)
+    x_t = x + column(t, x) * eps
+    exact = tangent(f, x_t, t, eps, texts(2)).flatten(1)
+    f.network.arithmetic = half
+    found = tangent(f, x_t, t, eps, texts(2)).flatten(1)
+    assert float(torch.cosine_similarity(found, exact).min()) > 0.998
+    assert float((found / exact.norm(dim=1, keepdim=True) - exact / exact.norm(dim=1, keepdim=True)).norm()) > 1e-5
+    assert found.dtype == torch.float32
+    assert {gradient.dtype for gradient in gradients(f).values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

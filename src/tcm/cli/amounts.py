@@ -39,3 +39,12 @@ def size(count: int) -> str:
     return (
         f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.2g} MB" if count < 1e7 else f"{count / 1e6:.0f} MB"
     )
+
+
+def evaluations(gradient: float, tangent: float, plain: float) -> str:
+    """How often a network is evaluated for each image of a step.
+
+    >>> evaluations(1, 0.75, 0.25)
+    '1+0.75+0.25'
+    """
+    return f"{gradient:g}+{tangent:g}+{plain:g}"

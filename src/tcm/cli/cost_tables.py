@@ -4,7 +4,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.amounts import amount, millions, size
+from tcm.cli.amounts import amount, evaluations, millions, size
 from tcm.recipes.estimates import ASSUMPTION, LINKS, Images, estimate, scaling
 from tcm.recipes.schema import Recipe
 
@@ -20,7 +20,7 @@ def cost_table(recipe: Recipe, images: Images | None = None) -> Table:
         table.add_row(
             name,
             millions(cost.parameters),
-            f"{cost.rows.gradient:g}+{cost.rows.tangent:g}+{cost.rows.plain:g}",
+            evaluations(cost.rows.gradient, cost.rows.tangent, cost.rows.plain),
             f"{cost.step_flops:.3g}",
             size(cost.memory.state),
             f"+ {size(cost.activations_per_image)}",

@@ -6,23 +6,23 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tcm.cli.amounts import amount, millions, size, thousands
+from tcm.cli.amounts import amount, evaluations, millions, size, thousands
 
 
 def recipe_table(recipes: Iterable[dict[str, Any]]) -> Table:
     """A row for each recipe that was counted."""
     table = Table(title="Recipes (memory and GPU-hours are estimates)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify = "left"
-    for column in ("recipe", "network", "stages: batch×steps", "memory", "GPU-h"):
+    for column in ("recipe, network", "stages: batch×steps", "rows", "memory", "GPU-h"):
         table.add_column(column, justify="right" if column == "GPU-h" else "left", no_wrap=True)
     for recipe in recipes:
         stages = recipe["stages"]
         largest = max(stages.values(), key=lambda stage: stage["state_bytes"])
         table.add_row(
-            recipe["name"],
-            f"{millions(largest['parameters'])}\n{'×'.join(map(str, recipe['image_shape']))}",
+            f"{recipe['name']}\n{millions(largest['parameters'])} {'×'.join(map(str, recipe['image_shape']))}",
             "\n".join(f"{name} {stage['batch']}×{thousands(stage['steps'])}" for name, stage in stages.items()),
-            f"{size(largest['state_bytes'])}\n+ {size(largest['bytes_per_image'])}/image",
+            "\n".join(evaluations(**stage["rows"]) for stage in stages.values()),
+            f"{size(largest['state_bytes'])}\n+ {size(largest['bytes_per_image'])}",
             amount(recipe["gpu_hours"]),
         )
     return table

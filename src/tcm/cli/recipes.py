@@ -29,6 +29,7 @@ def recipes(
             return
         console = Console(highlight=False)
         console.print(recipe_table(found["recipes"]))
+        console.print("Rows: how often a step evaluates a network for each image: with gradient + tangents + plain.")
         console.print("Memory: the run's state, and what each image of a micro-batch adds to it.")
         console.print(f"GPU-hours: predicted for {found['assumption']}.")
         console.print("`tcm recipes show NAME` prints a recipe in full.")

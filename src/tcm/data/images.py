@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from tcm.data.caption_files import MOST_MISSING
+from tcm.data.captions import Captions
 from tcm.data.dataset import ArrayDataset, Broken, Dataset, Indices, Pixels, Stored
 from tcm.data.decode import BrokenImage, channels_of, pixels_of
 from tcm.data.pictures import Pictures
@@ -61,17 +63,36 @@ class ImageFiles(Dataset):
 def open_images(pictures: Pictures, channels: int | None, skip_broken: bool, memory_limit: int) -> Dataset:
     """Open image files as a data set: in memory if the pixels fit into `memory_limit` bytes, else decoded when read.
 
-    With `skip_broken`, all files are decoded once; those that cannot be read are left out, and a warning names them.
+    Files that cannot be read are an error, or are left out with a warning that names them: with `skip_broken`, and
+    where images with captions, which mostly come from the web, are read into memory.
     """
-    skipped = broken_files(pictures) if skip_broken else []
-    unusable = {broken.name for broken in skipped}
+    captioned = isinstance(pictures.annotations, Captions)
+    if not skip_broken:
+        try:
+            return _opened(pictures, channels, (), memory_limit)
+        except BrokenImage:
+            if not captioned:
+                raise
+    skipped = broken_files(pictures)
+    count = len(pictures.names)
+    if len(skipped) == count:
+        raise TcmError(f"none of {count} images can be read; the first one: {skipped[0].reason}")
+    if not skip_broken and len(skipped) > MOST_MISSING * count:
+        raise TcmError(
+            f"{len(skipped):,} of {count:,} images cannot be read, such as {skipped[0].name}; more than "
+            f"{MOST_MISSING:.0%} may not be: clean the data, or leave them out with `tcm data prepare --skip-broken`"
+        )
+    if skipped:
+        shown = ", ".join(broken.name for broken in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+        warnings.warn(f"left out {len(skipped)} of {count} images: {shown}", TcmWarning, stacklevel=3)
+    return _opened(pictures, channels, skipped, memory_limit)
+
+
+def _opened(pictures: Pictures, channels: int | None, skipped: Sequence[Broken], memory_limit: int) -> Dataset:
     indices: Sequence[int] = range(len(pictures.names))
     if skipped:
+        unusable = {broken.name for broken in skipped}
         indices = [index for index in indices if pictures.names[index] not in unusable]
-        if not indices:
-            raise TcmError(f"none of {len(unusable)} images can be read; the first one: {skipped[0].reason}")
-        shown = ", ".join(broken.name for broken in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-        warnings.warn(f"left out {len(skipped)} of {len(pictures.names)} images: {shown}", TcmWarning, stacklevel=3)
     files = ImageFiles(pictures, indices, channels, skipped)
     if files.count * np.prod(files.shape, dtype=np.int64) > memory_limit:
         return files

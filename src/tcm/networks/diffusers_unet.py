@@ -6,6 +6,7 @@ variance. With sigma_data = 1 and t_max = 14.6146 our denoiser around it is the 
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -109,6 +110,7 @@ class DiffusersUNetConfig(NetworkConfig):
     upcast_attention: bool = Field(default=False, description="attention weights in fp32")
 
     comes_with_pipeline: ClassVar[bool] = True
+    computes_in_half: ClassVar[bool] = True
     free_keys: ClassVar[frozenset[str]] = NetworkConfig.free_keys | {"gradient_checkpointing", "lora"}
 
     @property
@@ -185,11 +187,16 @@ class DiffusersUNet(Network):
             raise TcmError("this network needs texts; give their embeddings as the condition")
         # c_noise = ln(σ)/4
         log_sigma = 4 * c_noise
-        prediction = self.unet(x, self.timestep(log_sigma), condition.tokens.to(x.dtype)).sample.to(x.dtype)
+        with self._computing(x.device):
+            prediction = self.unet(x, self.timestep(log_sigma), condition.tokens.to(x.dtype)).sample.to(x.dtype)
         if self.config.prediction == "v_prediction":
             return -prediction
         sigma = log_sigma.exp()[:, None, None, None]
         return sigma * x - (1 + sigma**2).sqrt() * prediction
+
+    def _computing(self, device: torch.device) -> AbstractContextManager[object]:
+        """Whole in 16 bits: diffusers' layers expect inputs of their weights' precision, so autocast converts both."""
+        return nullcontext() if self.arithmetic is None else torch.autocast(device.type, self.arithmetic)
 
     def timestep(self, log_sigma: Tensor) -> Tensor:
         """The UNet's own time, between 0 and 999."""
@@ -246,4 +253,13 @@ def _unet(config: DiffusersUNetConfig) -> Any:
         unet.add_adapter(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets)))
     if config.gradient_checkpointing:
         unet.enable_gradient_checkpointing()
+    for module in unet.modules():
+        if isinstance(module, nn.GroupNorm | nn.LayerNorm):
+            module.register_forward_pre_hook(_in_its_own_precision)
     return unet
+
+
+def _in_its_own_precision(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """Under autocast normalisations compute in float32 on a GPU; on a CPU they mix precisions, and tangents fail."""
+    weight = module.weight
+    return (inputs[0].to(weight.dtype),) if isinstance(weight, Tensor) else inputs

@@ -42,7 +42,6 @@ class TextUNetConfig(UNetConfig):
     heads: PositiveInt = Field(default=4, description="heads of the attention to the text")
     patch: PositiveInt = Field(default=1, description="side of the squares of pixels that the network sees as one")
 
-    computes_in_half: ClassVar[bool] = False
     published_mark: ClassVar[str | None] = None
 
     @classmethod
@@ -120,7 +119,7 @@ class TextUNet(Network):
             emb = emb + self.embed_text(text.mean())
         emb = F.silu(emb)
 
-        x = self.conv_in(F.pixel_unshuffle(x.to(self.conv_in.weight.dtype), self.patch))
+        x = self.conv_in(F.pixel_unshuffle(x.to(self.arithmetic or self.conv_in.weight.dtype), self.patch))
         skips = [x]
         for index, block in enumerate(self.encoder):
             x = block(x, emb, text, masks, index)
@@ -180,9 +179,10 @@ class CrossAttention(nn.Module):
         B, channels, height, width = x.shape
         d = channels // self.heads
         q = self.query(self.norm(x)).reshape(B, self.heads, d, height * width).transpose(2, 3)
-        k, v = self.key_value(text.tokens).reshape(B, -1, 2, self.heads, d).permute(2, 0, 3, 1, 4)
-        # Written out: there are few tokens, and the fused kernels have no forward-mode derivative.
-        logits = (q @ k.transpose(2, 3)) / sqrt(d)
+        k, v = self.key_value(text.tokens).to(q.dtype).reshape(B, -1, 2, self.heads, d).permute(2, 0, 3, 1, 4)
+        # Written out: there are few tokens, and the fused kernels have no forward-mode derivative. q is scaled first,
+        # because the product alone can overflow in fp16.
+        logits = (q / sqrt(d)) @ k.transpose(2, 3)
         logits = logits.masked_fill(~text.mask[:, None, None, :], torch.finfo(logits.dtype).min)
         out = merge_heads(logits.softmax(-1) @ v, x)
         return (x + self.proj(out)) * sqrt(0.5)
