@@ -206,8 +206,7 @@ def test_a_truncated_step_evaluates_b_rows_with_gradient_and_b_without(count, rh
     assert frozen.rows(with_gradient=True) == 0
     early = (losses.t - objective.pairs.curriculum.delta(losses.t, 0)) < t_prime
     assert frozen.rows(with_gradient=False) == int(early.sum()) >= N_B
-    # A student without rows is called for one all the same.
-    assert student.rows(with_gradient=False) == max(1, count - int(early.sum()))
+    assert student.rows(with_gradient=False) == count - int(early.sum())
     assert int((losses.t == t_prime).sum()) == N_B == int(objective.is_boundary(batch).sum())
 
 
@@ -495,9 +494,10 @@ def test_a_truncated_step_needs_the_frozen_model() -> None:
         STAGE_2.loss({"student": f}, Batch.whole(torch.zeros(4, *SHAPE)), 0, SampleStreams(range(4)))
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("low", [0.5, 2.0])
-def test_a_network_is_never_called_for_no_sample(low: float) -> None:
-    """All samples on one side of t': the other network takes part with one row, which changes nothing."""
+def test_a_network_is_never_called_for_no_sample(low: float, shared: bool) -> None:
+    """All samples on one side of t': where weights are shared, the other network takes part with one row, unused."""
     x, t = torch.ones(3, *SHAPE), torch.full((3,), low, dtype=torch.float64)
     calls: list[int] = []
 
@@ -510,8 +510,10 @@ def test_a_network_is_never_called_for_no_sample(low: float) -> None:
 
     condition, masks = Labels(torch.tensor([0, 1, 2])), [torch.ones(3, 4, dtype=torch.bool)]
     models = {"student": exact(1.0), "frozen": exact(2.0)}
+    for f in models.values():
+        f.weights_are_shared = shared
     out = f_trunc(models, x, t, Draw(t, x, masks, condition), t_prime=1.0)
-    assert sorted(calls) == [1, 3]
+    assert sorted(calls) == ([1, 3] if shared else [3])
     assert (out == (2.0 if low < 1 else 1.0)).all()
 
 

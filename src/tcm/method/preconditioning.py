@@ -174,6 +174,9 @@ class Denoiser(nn.Module):
     for t in [t_min, t_max]; a truncated model's t_min is t'. Everything but F is computed in float32.
     """
 
+    weights_are_shared: bool = False
+    """Whether processes share its weights (FSDP2). Then all of them have to call it, and equally often."""
+
     def __init__(
         self,
         network: Network,

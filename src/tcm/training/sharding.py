@@ -16,6 +16,7 @@ def shard(denoiser: Denoiser) -> None:
         fully_shard(denoiser.uncertainty)  # the loss calls it by itself
     # The root too gives its weights back after each pass: averages are exchanged between passes.
     fully_shard(denoiser, reshard_after_forward=True)
+    denoiser.weights_are_shared = True
 
 
 def _widen_scalars(denoiser: Denoiser) -> None:

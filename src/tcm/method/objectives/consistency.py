@@ -73,7 +73,8 @@ def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) ->
     out = torch.empty_like(x)
     for role, chosen in (("frozen", early), ("student", ~early)):
         if role in models:
-            fill(out, chosen, partial(evaluated, models[role], x, t, draw))
+            f = models[role]
+            fill(out, chosen, partial(evaluated, f, x, t, draw), f)
     return out
 
 
@@ -83,16 +84,16 @@ def evaluated(f: Denoiser, x: Tensor, t: Tensor, draw: Draw, rows: Tensor) -> Te
     return f(x[to_device(rows, x.device)], t[rows], drawn.condition, drawn.masks)
 
 
-def fill(out: Tensor, chosen: Tensor, evaluate: Callable[[Tensor], Tensor]) -> None:
-    """Write `evaluate(rows)` into the rows of `out` that are chosen.
+def fill(out: Tensor, chosen: Tensor, evaluate: Callable[[Tensor], Tensor], f: Denoiser) -> None:
+    """Write `evaluate(rows)`, which calls f, into the rows of `out` that are chosen.
 
-    A network without samples is called for the first, whose output is not used: where its weights are shared among
-    processes, each of them has to take part.
+    Without any such rows, f is called only if processes share its weights: for the first row, whose output is not used.
     """
     rows = chosen.nonzero()[:, 0]
-    values = evaluate(rows if len(rows) else torch.zeros(1, dtype=torch.long))
     if len(rows):
-        out[to_device(rows, out.device)] = values
+        out[to_device(rows, out.device)] = evaluate(rows)
+    elif f.weights_are_shared:
+        evaluate(torch.zeros(1, dtype=torch.long))
 
 
 @dataclass(frozen=True)

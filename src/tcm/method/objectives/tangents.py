@@ -52,7 +52,7 @@ class Tangents(Pairs):
             return column(delta[rows], x) * tangent(models["student"], x, some.t, dx_dt, some.condition, some.masks)
 
         out = torch.zeros_like(x_t)
-        fill(out, ~early, change)
+        fill(out, ~early, change, models["student"])
         return out
 
 
@@ -63,5 +63,6 @@ def _boundary(models: Models, draw: Draw, x_t: Tensor, early: Tensor) -> Tensor:
     if bool(early.any()):
         model_of(models, "frozen", "the boundary")
     if "frozen" in models:
-        fill(out, early, partial(evaluated, models["frozen"], x_t, draw.t, draw))
+        frozen = models["frozen"]
+        fill(out, early, partial(evaluated, frozen, x_t, draw.t, draw), frozen)
     return out
