@@ -31,7 +31,7 @@ from tcm.method.sampling import heun_steps, last
 from tcm.method.solvers import euler, guided
 from tcm.networks.diffusers_unet import ADAPTER, Lora, NoiseSchedule
 from tcm.report.drawing import PATHS, interpolate, path_from_noise
-from tcm.text.autoencoders import Latents
+from tcm.text.autoencoders import Latents, load_autoencoder
 from tcm.text.encoders import load_encoder
 from tcm.text.pipeline_folders import find_pipeline
 from tcm.weights import inspect
@@ -186,6 +186,24 @@ def test_a_saved_model_is_the_same(pipeline: Path, tmp_path: Path) -> None:
     assert again.card == model.card
     torch.testing.assert_close(again.sample(prompts=PROMPTS), model.sample(prompts=PROMPTS))
     assert inspect(tmp_path / "model").picture_shape == (3, 64, 64)
+
+
+def test_a_pipeline_that_was_moved(pipeline: Path, tmp_path: Path) -> None:
+    """The error names the key that says where it is; with the new folder the images are the same."""
+    first, then = tmp_path / "first", tmp_path / "then"
+    shutil.copytree(pipeline, first)
+    student(first).save(tmp_path / "model")
+    images = tcm.load(tmp_path / "model").sample(prompts=PROMPTS, steps=1)
+    first.rename(then)
+    config = tmp_path / "model" / "config.json"
+    moved = json.loads(config.read_text())
+    for part, key, loader in (("condition", "encoder", load_encoder), ("latents", "vae", load_autoencoder)):
+        loader.cache_clear()
+        with pytest.raises(TcmError, match=rf"if it was moved, correct {part}\.{key} in the model's config\.json"):
+            tcm.load(tmp_path / "model").sample(prompts=PROMPTS, steps=1)
+        moved[part][key] = str(then)
+        config.write_text(json.dumps(moved))
+    assert torch.equal(tcm.load(tmp_path / "model").sample(prompts=PROMPTS, steps=1), images)
 
 
 def test_timesteps() -> None:

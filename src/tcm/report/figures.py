@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from io import StringIO
 from itertools import cycle
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -51,6 +52,8 @@ STYLE: Any = {
 DOTTED = ((0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (5, 1.5, 1, 1.5, 1, 1.5)))
 """The lines of models that a stage trains besides the student."""
 MOST_POINTS = 250
+CHARACTERS_ACROSS, CHARACTERS_PER_INCH = 46, 11
+"""How much of a label fits below an axis, and beside one: a longer label takes several lines."""
 Limits = tuple[float, float] | None
 
 
@@ -245,8 +248,8 @@ def plot(draw: Callable[[Axes], None], x_label: str, y_label: str, log_x: bool =
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, height), layout="constrained")
         axes = figure.add_subplot()
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_xlabel(fill(x_label, CHARACTERS_ACROSS))
+        axes.set_ylabel(fill(y_label, int(CHARACTERS_PER_INCH * height)))
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         if log_x:

@@ -119,7 +119,8 @@ def load_autoencoder(reference: str, device: torch.device) -> Autoencoder:
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise TcmError(
-            f"{folder} has no autoencoder that can be loaded ({reason}); give a pipeline's folder or hub id"
+            f"{folder} has no autoencoder that can be loaded ({reason}); give a pipeline's folder or hub id; if it was "
+            "moved, correct latents.vae in the model's config.json"
         ) from error
     model = model.eval().requires_grad_(False)
     digest = hashlib.sha256()

@@ -183,7 +183,8 @@ def _paths(reference: str) -> tuple[str, str]:
         if reference.count("/") != 1 or reference.startswith((".", "/", "~")):
             raise TcmError(
                 f"{reference} is not a folder with a text encoder; give such a folder, a hub id like owner/name, or "
-                f"{', '.join(FETCHABLE)}"
+                f"{', '.join(FETCHABLE)}; if it was moved, correct condition.encoder in the model's config.json or in "
+                "the recipe"
             )
         return reference, reference
     parts = [folder / part for part in PIPELINE_PARTS]
