@@ -16,7 +16,7 @@ from rich.console import Console
 from tiny_study import Started, carry_out, overrides, write_study
 
 import tcm
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import StopRequest
@@ -156,6 +156,22 @@ def test_studies_share_stages(done: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TcmError, match="cannot be linked as"):
         share_stages(tmp_path / "third", tmp_path / "file")
+
+
+def test_a_curve_of_a_stage_that_another_study_trained(done: Path, tmp_path: Path) -> None:
+    """Its missing checkpoints are counted; with all of them, nothing is said."""
+    shutil.copytree(done / "out" / "stages", tmp_path / "stages")
+    share_stages(tmp_path / "second", tmp_path / "stages")
+    study = resolve_study(write_study(tmp_path / "second.toml", {"t' = 1": []}))
+    study = study.model_copy(update={"measure": study.measure.model_copy(update={"curve": ("consistency",)})})
+    variants = all_variants(study)
+    stages = shared_stages(study, variants).values()
+    prepare(study, variants, stages, tmp_path / "second")
+    (key,) = (stage.key for stage in stages if stage.name == "consistency")
+    checkpoint, *_ = (tmp_path / "stages" / key / "state").glob("step-*")
+    shutil.rmtree(checkpoint)
+    with pytest.warns(TcmWarning, match=r"has \d of \d checkpoints, since another study trained it"):
+        prepare(study, variants, stages, tmp_path / "second")
 
 
 def test_what_is_done_is_not_done_again(done: Path) -> None:

@@ -60,7 +60,9 @@ def test_nested_lists_are_shared_and_compute_the_same() -> None:
     denoiser = Denoiser(Nested(), (1, 8, 8))
     x, t = torch.randn(2, 1, 8, 8), torch.ones(2)
     expected = denoiser(x, t).detach()
+    assert not denoiser.weights_are_shared
     shard(denoiser)
+    assert denoiser.weights_are_shared, "so that no process leaves out a call"
     assert sum(isinstance(module, FSDPModule) for module in denoiser.modules()) == 8 + 4 + 1
     output = denoiser(x, t)
     torch.testing.assert_close(output.detach(), expected)

@@ -104,7 +104,7 @@ class Asked:
 
 
 def check_prompted(model: Model, given: bool, remedy: str) -> None:
-    """Refuse to measure a text model by the few prompts that it is shown with: the data are not of these."""
+    """Refuse to measure a text model with its own few prompts: they are not those of the data."""
     if isinstance(model.card.condition, Texts) and not given:
         raise TcmError(
             f"the model takes texts, and its own {len(model.card.condition.prompts)} prompts are not those of the "

@@ -123,7 +123,7 @@ def _say_prompts(model: Model) -> None:
     kind = model.card.condition
     if isinstance(kind, Texts):
         own = ", ".join(repr(prompt) for prompt in kind.prompts)
-        drawn = f"each image uses one of the model's own prompts: {own}" if own else "all images are of the empty text"
+        drawn = f"each image uses one of the model's own prompts: {own}" if own else "all images use the empty prompt"
         typer.echo(f"without --prompt or --prompts, {drawn}", err=True)
 
 

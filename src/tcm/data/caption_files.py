@@ -30,7 +30,7 @@ def captions_from(file: str, data: bytes, names: Sequence[str], source: str, cla
     absent = sorted(found.keys() - set(names))
     if absent:
         raise TcmError(
-            f"{source} names {absent[0]}, which does not exist ({len(absent)} in all do not); remove its line"
+            f"{source} names {len(absent):,} files that do not exist, such as {absent[0]}; remove their lines"
         )
     return in_order(found, names, source, classes)
 

@@ -89,7 +89,7 @@ class CaptionStream(Stream):
         self._left_out += 1
         said = f"{self.where}: {self._left_out:,} of {self._seen:,} samples are left out; the last one: {problem}"
         if self._seen >= PATIENCE and self._left_out > MOST_LEFT_OUT * self._seen:
-            raise TcmError(f"{said}; more than {MOST_LEFT_OUT:.0%} may not be: clean the data")
+            raise TcmError(f"{said}; at most {MOST_LEFT_OUT:.0%} may be: clean the data")
         if str(self._left_out).strip("0") == "1":  # 1, 10, 100, …
             warnings.warn(said, TcmWarning, stacklevel=2)
 

@@ -79,8 +79,9 @@ def open_images(pictures: Pictures, channels: int | None, skip_broken: bool, mem
         raise TcmError(f"none of {count} images can be read; the first one: {skipped[0].reason}")
     if not skip_broken and len(skipped) > MOST_MISSING * count:
         raise TcmError(
-            f"{len(skipped):,} of {count:,} images cannot be read, such as {skipped[0].name}; more than "
-            f"{MOST_MISSING:.0%} may not be: clean the data, or leave them out with `tcm data prepare --skip-broken`"
+            f"{len(skipped):,} of {count:,} images cannot be read, such as {skipped[0].name}; at most "
+            f"{MOST_MISSING:.0%} may be left out: clean the data, or leave them out with `tcm data prepare "
+            "--skip-broken`"
         )
     if skipped:
         shown = ", ".join(broken.name for broken in skipped[:5]) + (", ..." if len(skipped) > 5 else "")

@@ -98,8 +98,8 @@ def conditions_from(model: Model, prompts: Sequence[str], seed: int) -> Conditio
     """The prompts as conditions: the first belongs to `seed`, the next to the seed after it, and from the start again
     if there are more seeds than prompts."""
     kind = model.card.condition
-    if kind is None:
-        raise TcmError("prompts given, but this model is unconditional; leave them out")
+    if kind is None or not kind.takes_prompts:
+        raise TcmError(f"prompts given, but this model takes {kind or 'no condition'}; leave them out")
     if isinstance(kind, Texts):
         kind.warn_of_cuts(prompts)
 

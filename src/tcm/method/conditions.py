@@ -111,9 +111,10 @@ class TextEmbeddings(Condition):
         return self.tokens.shape[0]
 
     def select(self, rows: Tensor | slice) -> Self:
-        chosen = rows.cpu() if isinstance(rows, Tensor) else rows
-        kept = torch.arange(len(self))[chosen].tolist() if self.texts else []
-        texts = tuple(self.texts[row] for row in kept)
+        texts: tuple[str, ...] = ()
+        if self.texts:
+            chosen = rows.cpu() if isinstance(rows, Tensor) else rows
+            texts = tuple(self.texts[row] for row in torch.arange(len(self))[chosen].tolist())
         return replace(self, tokens=self.tokens[rows], mask=self.mask[rows], texts=texts)
 
     def keep(self, kept: Tensor) -> Self:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.errors import TcmError, TcmWarning, describe_validation
 from tcm.foundation.files import write_text
 from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE
@@ -17,6 +18,7 @@ from tcm.recipes.schema import Recipe
 from tcm.studies.common_stages import SharedStage, same_weights, stage_key
 from tcm.studies.resolve import resolve_study, study_to_toml
 from tcm.studies.schema import Study, Variant
+from tcm.training.checkpoint import kept_checkpoints
 from tcm.weights import ELSEWHERE_FILE
 
 STUDY_FILE = "study.toml"
@@ -116,6 +118,8 @@ def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedSt
             _note_run(run_folder(out, variant), variant.recipe, out)
         for stage in stages:
             _check_stage(stage, out)
+            if stage.name in study.measure.curve:
+                _warn_of_missing_points(stage, out)
             _note_run(stage_folder(out, stage.key), stage.recipe, out)
 
 
@@ -145,6 +149,19 @@ def _check_stage(stage: SharedStage, out: Path) -> None:
     path = stage_folder(out, stage.key) / RECIPE_FILE
     if path.exists() and not same_weights(resolve(str(path)), stage.recipe, stage.name):
         raise TcmError(f"{path.parent} was trained with other defaults, by another version; choose another --out")
+
+
+def _warn_of_missing_points(stage: SharedStage, out: Path) -> None:
+    """A stage that another study trained may have kept fewer checkpoints than a curve needs."""
+    folder, spec = stage_folder(out, stage.key), stage.recipe.stages[stage.name]
+    kept, wanted = len(kept_checkpoints(folder / "state")), min(spec.keep, spec.steps // spec.checkpoint_every)
+    if (folder / "model").is_dir() and not spec.until_flat and kept < wanted:
+        warnings.warn(
+            f"{folder} has {kept} of {wanted} checkpoints, since another study trained it: its curve has only these; "
+            "for all of them, use another --stages folder",
+            TcmWarning,
+            stacklevel=3,
+        )
 
 
 def _note_run(run: Path, recipe: Recipe, out: Path) -> None:
