@@ -90,6 +90,12 @@ def _quick_timing() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def quick_look_at_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What half precision does to a stage is measured on fewer samples: batches in tests are tiny."""
+    monkeypatch.setattr("tcm.training.rounding.SAMPLES", 8)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Fresh weights are the same in every run, whatever ran before."""

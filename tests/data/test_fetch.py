@@ -61,6 +61,7 @@ def fetched(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_cifar10_is_the_published_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched("cifar10", folder, monkeypatch)
     train, test = open_dataset("cifar10"), open_dataset("cifar10", split="test")

@@ -357,6 +357,7 @@ def test_compiled_by_inductor_the_masks_are_the_same(tmp_path: Path, monkeypatch
     compare_compiled(Denoiser(Dropping(), SHAPE), backend, torch.rand(8, *SHAPE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", networks(), ids=lambda config: config.kind)
 def test_networks_compile_as_one_graph(config) -> None:
     torch._dynamo.reset()

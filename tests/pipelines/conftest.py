@@ -12,12 +12,6 @@ from tiny_pipeline import tiny_pipeline
 logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.WARNING)
 
 
-@pytest.fixture(autouse=True)
-def _quick_look_at_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What half precision does to a stage is measured on fewer samples: these batches are tiny."""
-    monkeypatch.setattr("tcm.training.rounding.SAMPLES", 8)
-
-
 @pytest.fixture
 def launcher(tmp_path: Path) -> Launcher:
     """Starts `tcm` in processes of its own."""

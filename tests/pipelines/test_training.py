@@ -33,7 +33,7 @@ from tcm.training.adapting import fitted_to
 from tcm.training.run import RunOptions
 from tcm.weights.pipeline_export import LORA_FOLDER
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_look_at_rounding")]
 
 STAGES = {"diffusion": "0-diffusion", "consistency": "1-consistency", "truncated": "2-truncated"}
 TOML = """

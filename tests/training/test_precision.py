@@ -17,6 +17,8 @@ from tcm.method.objectives import Batch, Losses, Models, Objective
 from tcm.networks import DDPMppConfig, EDM2Config
 from tcm.training.precision import store_in_bfloat16
 
+pytestmark = pytest.mark.usefixtures("quick_look_at_rounding")
+
 LENGTH = ("diffusion.steps=60", "diffusion.sample_every=0", "diffusion.log_every=10", "diffusion.checkpoint_every=60")
 
 

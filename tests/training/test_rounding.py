@@ -178,7 +178,7 @@ def test_a_resumed_stage_does_not_measure_again(tmp_path: Path) -> None:
     assert events(tmp_path) == []
 
 
-@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("shard", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_processes_find_the_same(launcher: Launcher, tmp_path: Path, shard: bool) -> None:
     words = tiny(2, *HARD, "consistency.init=scratch", "consistency.precision=bf16", "consistency.accept_rounding=true")
     arguments = ("train", "digits", *words)

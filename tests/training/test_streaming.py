@@ -55,7 +55,7 @@ def at_the_end(run: Path) -> dict[str, bytes]:
     return {name: content for name, content in found if "/state/" not in name or f"/step-{STEPS}/" in name}
 
 
-@pytest.mark.parametrize("kind", ["shards", "rows"])
+@pytest.mark.parametrize("kind", ["shards", pytest.param("rows", marks=pytest.mark.slow)])
 def test_killed_signalled_and_resumed(launcher: Launcher, shards: Path, tmp_path: Path, kind: str) -> None:
     """SIGKILL after step 4, SIGTERM after step 8: the end is that of a run that nothing disturbed."""
     path = shards / "part-{0000..0007}.tar"

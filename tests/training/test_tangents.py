@@ -74,6 +74,7 @@ def test_two_processes_learn_what_one_does(
             assert found == pytest.approx(losses(alone / folder, key), rel=1e-4), (folder, key)
 
 
+@pytest.mark.usefixtures("quick_look_at_rounding")
 def test_a_stage_in_half_precision_resumes(tmp_path: Path) -> None:
     """Whole networks in bf16, weights in fp32: a resumed stage ends bit for bit as an undisturbed one."""
     words = ("consistency.target=tangent", "consistency.teacher=none", "consistency.precision=bf16")

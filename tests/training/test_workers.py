@@ -136,6 +136,7 @@ def test_stages_side_by_side_give_the_same_bits(launcher: Launcher, one_by_one: 
     assert all("1 thread" in (tmp_path / "run" / folder / "starts.jsonl").read_text() for folder in FOLDERS)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(launcher: Launcher, one_by_one: Path, tmp_path: Path) -> None:
     """`kill -9` while the last two stages run; tests/cli/test_demo.py has Ctrl-C."""
     run = tmp_path / "run"
