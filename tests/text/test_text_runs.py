@@ -273,7 +273,7 @@ def test_sampling_says_which_prompts_are_drawn(run: Path, tmp_path: Path) -> Non
     bare = replace(model.card.condition, prompts=())
     replace(model, card=model.card.model_copy(update={"condition": bare})).save(tmp_path / "bare")
     words[1] = tmp_path / "bare"
-    assert "without --prompt or --prompts, all images are of the empty text" in invoke(*words)
+    assert "without --prompt or --prompts, all images use the empty prompt" in invoke(*words)
 
 
 def test_eval_warns_once_of_all_prompts_that_are_cut(home: Path, run: Path) -> None:
