@@ -18,7 +18,8 @@ from tcm.evaluation.scores import append_scores, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.folders import stage_folders
-from tcm.studies.folders import MEASURED_FILE, noted_study, run_folder
+from tcm.studies.common_stages import shared_stages
+from tcm.studies.folders import MEASURED_FILE, noted_study, prepare, run_folder, share_stages
 from tcm.studies.measuring import measure_variant, subjects_of
 from tcm.studies.results import read_study
 from tcm.studies.running import all_variants
@@ -32,6 +33,11 @@ def variant_of(folder: Path, name: str, seed: int) -> tuple[Variant, Path]:
     """A variant and the folder of its run."""
     found = next(one for one in all_variants(noted_study(folder)) if (one.name, one.seed) == (name, seed))
     return found, run_folder(folder, found)
+
+
+def noted_with_stage(variant: Variant, run: Path) -> Path:
+    """The scores of a variant's stage, for all who share it."""
+    return stage_folders(variant.recipe, run)[variant.stage] / "scores.jsonl"
 
 
 def test_scores_are_those_of_tcm_eval(study_folder: Path) -> None:
@@ -105,6 +111,7 @@ def test_only_what_is_missing_is_measured(study_folder: Path, tmp_path: Path) ->
     lines = (run / "scores.jsonl").read_text().splitlines(keepends=True)
     (run / "scores.jsonl").write_text("".join(lines[:5] + lines[6:]))
     (run / MEASURED_FILE).unlink()
+    noted_with_stage(variant, run).unlink()
     assert measure_variant(noted_study(out), variant, run, ignore, NEVER)
     again = (run / "scores.jsonl").read_text().splitlines(keepends=True)
     assert again[:-1] == lines[:5] + lines[6:]
@@ -123,6 +130,7 @@ def test_scores_under_given_conditions_are_not_the_study_s(study_folder: Path, t
     first, *others = read_scores(run / "scores.jsonl")
     assert first.conditions == "drawn"
     (run / "scores.jsonl").unlink()
+    noted_with_stage(variant, run).unlink()
     append_scores(run / "scores.jsonl", [*others, replace(first, conditions="given", value=-1.0)])
     (trial,) = (one for one in read_study(out).trials if run_folder(out, one.variant) == run)
     assert Quantity("fid", steps=1) not in trial.scores
@@ -143,12 +151,43 @@ def test_a_shared_stage_is_measured_once(study_folder: Path) -> None:
     assert first == second, "and the times at which they were measured"
 
 
+def test_studies_that_share_a_stage_share_its_scores(study_folder: Path, tmp_path: Path) -> None:
+    """A second study of the same stages takes over what was measured alike, and measures only what was not."""
+    shutil.copytree(study_folder / "stages", tmp_path / "stages")
+    study = noted_study(study_folder)
+    measure = study.measure.model_copy(update={"dfid": (0.2, 1.0), "curve": ()})
+    for name, other in (
+        ("alike", study.model_copy(update={"measure": measure})),
+        ("fewer", study.model_copy(update={"measure": measure.model_copy(update={"reference_count": 100})})),
+    ):
+        out = tmp_path / name
+        out.mkdir()
+        share_stages(out, tmp_path / "stages")
+        variants = all_variants(other)
+        prepare(other, variants, shared_stages(other, variants).values(), out)
+        variant, run = variant_of(out, "t' = 4", 1)
+        assert measure_variant(other, variant, run, ignore, NEVER)
+    before, alike, fewer = (
+        {(score.sampling, score.t): score for score in read_scores(file) if score.step is None}
+        for out in (study_folder, tmp_path / "alike", tmp_path / "fewer")
+        for file in [variant_of(out, "t' = 4", 1)[1] / "scores.jsonl"]
+    )
+    assert {way: before.get(way) == score for way, score in alike.items()} == {
+        ("times 80, fp32", None): True,
+        ("times 80, 4, fp32", None): True,
+        (None, 0.2): True,
+        (None, 1.0): False,
+    }
+    assert {score.reference_count for score in fewer.values()} == {100}
+
+
 def test_asked_to_stop_it_stops(study_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(study_folder, out)
     variant, run = variant_of(out, "t' = 4", 0)
     (run / "scores.jsonl").unlink()
     (run / MEASURED_FILE).unlink()
+    noted_with_stage(variant, run).unlink()
     stop = StopRequest(patient=True)
     stop.by = "SIGTERM"
     assert not measure_variant(noted_study(out), variant, run, ignore, stop)

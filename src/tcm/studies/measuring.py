@@ -20,7 +20,6 @@ from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.evaluation.whole_run import Stopped, until_stopped
 from tcm.foundation.counting import Batches
 from tcm.foundation.downloads import data_folder
-from tcm.foundation.errors import TcmError
 from tcm.foundation.locks import acquire
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import StopRequest
@@ -81,7 +80,7 @@ class _Bench:
         sampling = None if wanted.t is not None else Sampling(steps=wanted.steps).describe(model)
         images = count if wanted.t is None else len(chosen_images(self.dataset.count, count))
         digest, reference = weights_hash(model.denoiser.state_dict()), self.reference
-        against = (reference.detector.hash, reference.hash)
+        against = (reference.detector.hash, reference.hash, reference.statistics.count)
         return [(digest, kind, wanted.t, sampling, self.first_seed, images, *against) for kind in kinds]
 
     def measure(self, wanted: _Wanted, model: Model, subject: Subject, stop: StopRequest) -> list[Score]:
@@ -120,7 +119,8 @@ def measure_variant(
     """A worker's job: append the scores that a variant's scores.jsonl lacks; false if it was asked to stop.
 
     A training seed s is measured with the sampling seeds from s × count on: variants of one seed share their noise, and
-    what the seeds differ by includes the chance of sampling. A stage that several variants share is measured once.
+    what the seeds differ by includes the chance of sampling. Each model is measured once: its scores are also noted in
+    its stage's folder, for other variants and for other studies that share the stage.
     """
     folders, subjects = stage_folders(variant.recipe, run), subjects_of(study, variant, run)
     progress = SentProgress(send, f"{run.parent.name}/{run.name}: measuring", len(subjects))
@@ -129,13 +129,14 @@ def measure_variant(
         detectors = {_detector(study, subject) for subject in subjects}
         benches = {detector: _bench(study, variant, detector, device, progress, stop) for detector in detectors}
         for number, subject in enumerate(subjects, 1):
-            with _locked(folders[subject.stage] / LOCK_FILE, "measures the same model", progress, stop):
+            stage = folders[subject.stage]
+            with _locked(stage / LOCK_FILE, "measures the same model", progress, stop):
                 model = load_subject(variant.recipe, folders, subject).to(device)
                 bench = benches[_detector(study, subject)]
                 for wanted in _wanted(study, model.sampler, model.card.t_max):
                     if stop:
                         raise Stopped
-                    append_scores(run / SCORES_FILE, _lacking(bench, wanted, model, subject, run, stop))
+                    append_scores(run / SCORES_FILE, _lacking(bench, wanted, model, subject, run, stage, stop))
             progress.at(number)
     except Stopped:
         return False
@@ -213,33 +214,27 @@ def _wanted(study: Study, sampler: Sampler, t_max: float) -> list[_Wanted]:
 
 
 def _lacking(
-    bench: _Bench, wanted: _Wanted, model: Model, subject: Subject, run: Path, stop: StopRequest
+    bench: _Bench, wanted: _Wanted, model: Model, subject: Subject, run: Path, stage: Path, stop: StopRequest
 ) -> list[Score]:
-    """The scores of one pass that the run's file lacks: taken over from another variant's, or measured now."""
-    own = {(score.subject, _identity(score)) for score in _scores(run)}
+    """The scores of one pass that the run's file lacks: taken over from the stage's, or measured now and added to both."""
     identities = bench.identities(wanted, model, subject.count)
+    own = {(score.subject, _identity(score)) for score in _scores(run)}
     if all((subject.name, identity) in own for identity in identities):
         return []
-    elsewhere = {_identity(score): score for other in run.parent.iterdir() for score in _scores_elsewhere(other)}
-    if all(identity in elsewhere for identity in identities):
-        return [replace(elsewhere[identity], subject=subject.name, step=subject.step) for identity in identities]
-    return bench.measure(wanted, model, subject, stop)
+    noted = {_identity(score): score for score in _scores(stage)}
+    if all(identity in noted for identity in identities):
+        return [replace(noted[identity], subject=subject.name, step=subject.step) for identity in identities]
+    scores = bench.measure(wanted, model, subject, stop)
+    append_scores(stage / SCORES_FILE, scores)
+    return scores
 
 
 def _identity(score: Score) -> tuple[object, ...]:
-    against = (score.detector_hash, score.reference_hash)
+    against = (score.detector_hash, score.reference_hash, score.reference_count)
     return (score.subject_hash, score.kind, score.t, score.sampling, score.seed, score.count, *against)
 
 
-def _scores_elsewhere(run: Path) -> list[Score]:
-    """Those of another variant; none if it is writing them right now."""
-    try:
-        return _scores(run)
-    except TcmError:
-        return []
-
-
-def _scores(run: Path) -> list[Score]:
-    file = run / SCORES_FILE
+def _scores(folder: Path) -> list[Score]:
+    file = folder / SCORES_FILE
     scores = read_scores(file) if file.is_file() else []
     return [score for score in scores if not score.set_conditions]
