@@ -216,7 +216,7 @@ def _wanted(study: Study, sampler: Sampler, t_max: float) -> list[_Wanted]:
 def _lacking(
     bench: _Bench, wanted: _Wanted, model: Model, subject: Subject, run: Path, stage: Path, stop: StopRequest
 ) -> list[Score]:
-    """The scores of one pass that the run's file lacks: taken over from the stage's, or measured now and added to both."""
+    """The scores of one pass that the run's file lacks: from the stage's file, or measured and added to it."""
     identities = bench.identities(wanted, model, subject.count)
     own = {(score.subject, _identity(score)) for score in _scores(run)}
     if all((subject.name, identity) in own for identity in identities):
