@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# Tests often wait for processes that they start: a third worker uses the time.
-WORKERS ?= 3
+# Twice as many as two cores: tests often wait for processes that they start.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 .PHONY: help setup demo test coverage test-portable test-gpu check bench clean

@@ -1,6 +1,7 @@
 """The demo, made small: stages, scores, report, summary; interrupted, it resumes; repeated, it shows what is there."""
 
 import json
+import shlex
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,9 @@ from launching import Launcher
 pytestmark = pytest.mark.long
 
 STAGES = ("diffusion", "consistency", "truncated", "continued")
-TINY = ["diffusion.warmup=0", *(f"{stage}.{key}" for stage in STAGES for key in ("steps=4", "batch=8"))]
+SMALL = ["network.channels=8", "network.blocks=1", "diffusion.warmup=0"]
+SHORT = ["*.steps=4", "*.batch=8", *(f"{stage}.watched_images=16" for stage in STAGES[1:])]
+TINY = [*SMALL, *SHORT]
 
 
 def command(run: Path, *more: str) -> list[str]:
@@ -38,7 +41,7 @@ def test_demo_trains_measures_shows_and_repeats(tmp_path: Path) -> None:
     run, launcher = tmp_path / "demo", Launcher(tmp_path)
     assert (
         interrupted_demo(launcher, run).splitlines()[-1]
-        == f"stopped; resume with: tcm demo {' '.join(TINY)} --run {run}"
+        == f"stopped; resume with: tcm demo {shlex.join(TINY)} --run {run}"
     )
     assert not (run / "1-consistency").exists()
     assert not (run / "report.html").exists()

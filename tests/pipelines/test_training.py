@@ -139,11 +139,14 @@ def killed_after(command: Command, run: Path, stage: str) -> None:
 
 
 def test_killed_and_resumed(finished: Path, pipeline: Path, tmp_path: Path, launcher: Launcher) -> None:
-    """Killed within each stage, after its checkpoint, and resumed without --init: the same bits."""
+    """Killed within stages 0 and 1, after a checkpoint, and resumed without --init: the same bits.
+
+    test_lora kills stage 2.
+    """
     run, path = tmp_path / "run", tmp_path / "same.toml"
     path.write_text(to_toml(resolve(str(finished / "recipe.toml"))))
     words = [str(path), "--init", str(pipeline), "--run", str(run)]
-    for stage in STAGES.values():
+    for stage in list(STAGES.values())[:2]:
         killed_after(launcher.start("train", *words), run, stage)
         words = [str(run)]
     train(resolve(str(run / "recipe.toml")), run)

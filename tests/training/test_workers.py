@@ -114,8 +114,10 @@ def test_a_crash_and_a_death_are_errors() -> None:
 
 
 def tiny_demo() -> list[str]:
-    words = ["steps=16", "batch=16", "log_every=4", "checkpoint_every=8", "sample_every=0"]
-    return ["demo", "network.dropout=0.2", "diffusion.warmup=1", *(f"{s}.{word}" for s in STAGES for word in words)]
+    network = ["network.channels=8", "network.blocks=1", "network.dropout=0.2"]
+    words = ["steps=8", "batch=16", "log_every=2", "checkpoint_every=4", "sample_every=0"]
+    watched = [f"{stage}.watched_images=16" for stage in STAGES[1:]]
+    return ["demo", *network, "diffusion.warmup=1", *(f"*.{word}" for word in words), *watched]
 
 
 @pytest.fixture(scope="module")
