@@ -82,7 +82,7 @@ def test_killed_and_continued(data: Path, pipeline: Path, tmp_path: Path) -> Non
     made = {path: path.stat().st_mtime_ns for path in unfinished(target).glob("part-*/latents.npy")}
     assert 1 <= len(made) < 6
     with pytest.raises(
-        TcmError, match=r"killed.part was begun with another form \(.*, now tiny\); give the same options"
+        TcmError, match=r"killed.part was started with another form \(.*, now tiny\); give the same options"
     ):
         encode(data, target, pipeline, form="tiny")
     written, starts = encode(data, target, pipeline)

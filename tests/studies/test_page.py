@@ -175,7 +175,7 @@ def test_each_part_of_a_claim_has_its_outcome(study_folder: Path) -> None:
     results = replace(results, study=results.study.model_copy(update={"expects": (both,)}))
     assert verdict_sentence(results).endswith(": 1 of 2 comparisons hold.")
     first, second = verdict_parts(results)
-    assert first.startswith(("Leaning towards it: by", "Not seen: by"))
+    assert first.startswith(("Leaning towards it: by", "Not confirmed: by"))
     assert second == "Held: by digits distance, 1 step, too fast diverged with 2 seeds."
 
 

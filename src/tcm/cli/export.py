@@ -17,7 +17,9 @@ ENDINGS = {"edm-state-dict": "-edm.safetensors", "onnx": "-onnx", "diffusers": "
 
 
 def export_weights(
-    model: Annotated[str, typer.Argument(help="A model folder, a run's folder (its last stage), or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
+    ],
     to: Annotated[
         Format,
         typer.Option(

@@ -108,7 +108,7 @@ def check_prompted(model: Model, given: bool, remedy: str) -> None:
     if isinstance(model.card.condition, Texts) and not given:
         raise TcmError(
             f"the model takes texts, and its own {len(model.card.condition.prompts)} prompts are not those of the "
-            f"data: a distance between them would say nothing; give {remedy}"
+            f"data: a distance between them would mean nothing; give {remedy}"
         )
 
 

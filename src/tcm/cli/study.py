@@ -68,7 +68,7 @@ def list_studies(as_json: AsJson = False) -> None:
 
 @app.command()
 def show(name: StudyName, as_json: AsJson = False) -> None:
-    """Check a study's variants, and print it as TOML with every default written out."""
+    """Print a study as TOML, with every default written out, after checking its variants."""
     from tcm.studies.resolve import resolve_study, study_to_toml, variants_of
 
     study = resolve_study(name)
@@ -96,7 +96,9 @@ def run(
     ] = None,
     stages: Annotated[
         Path | None,
-        typer.Option(help="A folder for trained stages that several studies share, so that none is trained twice."),
+        typer.Option(
+            help="A folder for trained stages that several studies share, so that none is trained or measured twice."
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator, if there is one]")] = None,
 ) -> None:
@@ -118,7 +120,7 @@ def run(
     if device is not None and ":" in device:
         raise TcmError(
             f"--device {device} names a single device, but workers take the devices of a kind one by one; "
-            f"use --device {device.partition(':')[0]}, and make only those visible that it may use"
+            f"use --device {device.partition(':')[0]}"
         )
     with join(device) as processes, warnings.catch_warnings():
         if processes.count > 1:

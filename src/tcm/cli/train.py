@@ -71,7 +71,7 @@ def train(
         bool, typer.Option("--cluster", help="With --dry-run: also predict cost and speed on many GPUs.")
     ] = False,
 ) -> None:
-    """Train on your own images, with a plan as from `tcm plan`, or run a recipe; run it again to resume."""
+    """Train on your own images, planned as by `tcm plan`, or train a recipe; the same command resumes."""
     from rich.console import Console
 
     from tcm.foundation.processes import join

@@ -168,7 +168,7 @@ def _begun(folder: Path, settings: dict[str, str]) -> Progress:
     for key, value in settings.items():
         if found.settings.get(key) != value:
             raise TcmError(
-                f"{folder} was begun with another {key} ({found.settings.get(key, 'none')}, now {value}); give the "
+                f"{folder} was started with another {key} ({found.settings.get(key, 'none')}, now {value}); give the "
                 "same options to continue it, or remove it"
             )
     for leftover in folder.glob(".*"):  # what was being written

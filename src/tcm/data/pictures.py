@@ -162,7 +162,9 @@ class TarPictures(Pictures):
                     texts.setdefault(f"{shard}/{key}", {})[suffix[1:]] = start
         where = str(shards[0].parent)
         if not keys:
-            raise TcmError(f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))})")
+            raise TcmError(
+                f"the shards in {where} hold no images ({', '.join(sorted(EXTENSIONS))}); give shards that do"
+            )
         missing = [name for name, key in zip(names, keys, strict=True) if key not in classes]
         if classes and missing:
             raise TcmError(f"{missing[0]} has no .cls file, though other images have one; add it or remove the image")

@@ -117,4 +117,4 @@ def _check_overlap(path: Path, entries: NDArray[np.void]) -> None:
     in_order = entries[np.argsort(entries["start"], kind="stable")]
     ends = in_order["start"] + _LOCAL_HEADER.size + in_order["stored"]
     if (in_order["start"][1:] < ends[:-1]).any():
-        raise TcmError(f"{path} holds files that overlap, as a decompression bomb's do; pack it again")
+        raise TcmError(f"{path} has overlapping entries, like a decompression bomb; pack it again")

@@ -53,7 +53,9 @@ def evaluate(
     """
     check_detector(reference.detector, metrics)
     if reference.features is None and needs_reference_features(metrics):
-        raise TcmError(f"{reference.name} holds no features, which KID, precision and recall need; give a data set")
+        raise TcmError(
+            f"{reference.name} holds only mu and sigma, but KID, precision and recall need features; give a data set"
+        )
     keep = any(metric != "fid" for metric in metrics)
     observed = observe(images, reference.detector, keep, processes)
     measurement = Measurement(subject, reference, observed.count)

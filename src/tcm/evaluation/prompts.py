@@ -41,12 +41,12 @@ def read_prompts(path: Path) -> list[str]:
         found = _from_json(json.loads(text)) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError, RecursionError) as error:
         raise TcmError(
-            f"{path} cannot be read as prompts ({error}); give a text file with one prompt a line"
+            f"{path} cannot be read as prompts ({error}); give a text file with one prompt per line"
         ) from error
     prompts = [" ".join(prompt.split()) for prompt in found or ()]
     prompts = [prompt for prompt in prompts if prompt]
     if not prompts:
-        raise TcmError(f"{path} holds no prompts; write one a line, or a JSON list of texts, or COCO's annotations")
+        raise TcmError(f"{path} holds no prompts; write one per line, or a JSON list of texts, or COCO's annotations")
     return prompts
 
 

@@ -160,7 +160,10 @@ def compare(first: Sequence[Score], second: Sequence[Score]) -> list[Comparison]
     left, right = ({score.label: score for score in scores} for scores in (first, second))
     common = [label for label in left if label in right]
     if not common:
-        raise TcmError(f"no metric in common: {', '.join(left) or 'none'} and {', '.join(right) or 'none'}")
+        raise TcmError(
+            f"the files have no metric in common ({', '.join(left) or 'none'}; {', '.join(right) or 'none'}); "
+            "measure the same one for both"
+        )
     for label in common:
         differing = differing_conditions(left[label], right[label])
         if differing:

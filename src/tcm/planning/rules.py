@@ -40,7 +40,7 @@ def stages() -> Choice:
     """A diffusion model, and two stages that distil it."""
     return Choice(
         "diffusion, then consistency and truncated distillation",
-        "at small budgets this is far better than training stages 1 and 2 from data",
+        "the diffusion model is where stages 1 and 2 begin, and their teacher",
         {
             "stages.diffusion.objective": "diffusion",
             "stages.diffusion.init": "scratch",
@@ -119,7 +119,8 @@ def times(look: Look) -> Choice:
     return Choice(
         f"T = {t_max:g}, t' = {t_prime:g}",
         f"the two images farthest apart differ by {look.farthest:.3g} (T is at most the paper's 80); "
-        f"t' is {LARGEST:g} sigma_data: below the paper's 2, for on the digits a smaller t' was better in two steps",
+        f"t' is {LARGEST:g} sigma_data: below the paper's 2, because a smaller t' was better in two steps on the "
+        "digits",
         {
             "t_max": t_max,
             "second_time": t_prime,
@@ -182,7 +183,7 @@ def learning_rates(width: int, batch: int) -> Choice:
     rates = {"diffusion": rate, "consistency": rate / 2, "truncated": rate / 2}
     return Choice(
         f"learning rates {rate:g} (diffusion) and {rate / 2:g}",
-        "8e-3 is best for 8 channels and batches of 128; it goes with the root of batch over channels",
+        "8e-3 is best for 8 channels and batches of 128; it scales with √(batch/channels)",
         {f"stages.{name}.learning_rate": value for name, value in rates.items()},
     )
 

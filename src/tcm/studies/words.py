@@ -25,8 +25,8 @@ MOST_COMPARED = 3
 
 OUTCOMES: dict[Outcome, str] = {
     "held": "The claim held here",
-    "leaned that way": "The results lean towards the claim, but they are not certain",
-    "not seen": "The claim was not seen here",
+    "leaned that way": "The results lean towards the claim but are not certain",
+    "not seen": "The claim was not confirmed here",
     "contradicted": "The results contradict the claim here",
     "not measured": "The claim cannot be judged yet",
 }
@@ -35,7 +35,7 @@ OUTCOMES: dict[Outcome, str] = {
 SHORT: dict[Outcome, str] = {
     "held": "Held",
     "leaned that way": "Leaning towards it",
-    "not seen": "Not seen",
+    "not seen": "Not confirmed",
     "contradicted": "Contradicted",
     "not measured": "Not measured yet",
 }
@@ -51,7 +51,7 @@ def verdict_sentence(results: StudyResults) -> str:
         (part,) = _parts(results)
         return f"{said}: {part[1]}."
     held = sum(comparison.outcome == "held" for comparison in verdict.comparisons)
-    return f"{said}: {'all' if held == count else held if held else 'none'} of {count} comparisons hold."
+    return f"{said}: {held} of {count} comparisons hold."
 
 
 def verdict_parts(results: StudyResults) -> list[str]:
@@ -89,8 +89,8 @@ def _difference_sentence(expected: Expects, comparison: Comparison, gain: Differ
     amount = f"{expected.better} is {how} than {comparison.other} by {number(abs(gain.mean), places)}"
     if expected.margin > 0:
         amount += f", where at least {number(comparison.asked, places)} ({100 * expected.margin:g} %) was expected"
-    elif expected.margin < 0 and sign < 0:
-        amount += f", where up to {number(-comparison.asked, places)} ({-100 * expected.margin:g} %) counts as no worse"
+    elif expected.margin < 0:
+        amount += f", where up to {number(-comparison.asked, places)} ({-100 * expected.margin:g} %) worse is allowed"
     if interval is None:
         return f"{amount} (a single seed, so there is no interval)"
     low, high = (number(end, places) for end in interval)

@@ -182,7 +182,7 @@ def _paths(reference: str) -> tuple[str, str]:
     if not folder.is_dir():
         if reference.count("/") != 1 or reference.startswith((".", "/", "~")):
             raise TcmError(
-                f"{reference} is not a folder with a text encoder; give such a folder, a hub id like owner/name, or "
+                f"{reference} is not a folder with a text encoder; give such a folder, a hub id such as owner/name, or "
                 f"{', '.join(FETCHABLE)}; if it was moved, correct condition.encoder in the model's config.json or in "
                 "the recipe"
             )

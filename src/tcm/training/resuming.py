@@ -170,11 +170,11 @@ def _check_later(
     if later is None:
         raise TcmError(
             f"{names} of {run} would no longer be trained from the model of {', '.join(longer)}; pass --redo-later to "
-            "train again what comes later (the old one is moved aside), or --keep-later to leave it as it is"
+            "train the later stages again (the old ones are moved aside), or --keep-later to leave them as they are"
         )
     for name in affected:
         if name in longer or not (folders[name] / "model").is_dir():
-            state = "is to be longer too" if name in longer else "has not finished"
+            state = "is being extended too" if name in longer else "has not finished"
             raise TcmError(f"--keep-later: {folders[name].name} {state}, so it cannot stay as it is; pass --redo-later")
 
 

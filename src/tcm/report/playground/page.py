@@ -47,8 +47,8 @@ def playground(model: Model, name: str, command: str, runtime: Runtime) -> str:
     graph = browser_graph(model)
     if len(graph) > MOST_BYTES:
         raise TcmError(
-            f"the model has {len(graph) / 1e6:,.0f} MB, more than the {MOST_BYTES / 1e6:,.0f} MB that a browser takes "
-            "as one page; give a smaller model"
+            f"the model is {len(graph) / 1e6:,.0f} MB, more than the {MOST_BYTES / 1e6:,.0f} MB that fit in one page; "
+            "give a smaller model"
         )
     parts = {
         "title": escape(name),
@@ -76,8 +76,8 @@ def check_playable(card: ModelCard) -> None:
         )
     if not isinstance(card.condition, Classes | None):
         raise TcmError(
-            f"condition={card.condition}: a page knows classes and models without a condition; draw such images with "
-            "`tcm sample`"
+            f"condition={card.condition}: a page supports only classes, or no condition; use `tcm sample` for this "
+            "model"
         )
     if card.image_shape[0] not in (1, 3):
         raise TcmError(
