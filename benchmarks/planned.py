@@ -86,7 +86,8 @@ def write_recipes(case: Case, folder: Path, budget: float) -> None:
     """Both recipes, timed with all cores: run this while nothing else does."""
     folder.mkdir(parents=True, exist_ok=True)
     planned, hand_made = (folder / f"{side}.toml" for side in SIDES)
-    data = prepared_data(case.data, folder / "data.zip")
+    prepared = folder / "data.zip"
+    data = prepared_data(str(prepared) if prepared.exists() else case.data, prepared)
     if not planned.exists():
         plan = make_plan(open_dataset(data), data, budget, Processes(torch.device("cpu")), CONSOLE.print)
         planned.write_text(plan.toml(), "utf-8")

@@ -12,7 +12,7 @@ from launching import Launcher
 from PIL import Image
 from vector_condition import HalvesData, VectorConfig, VectorKind
 
-from tcm.cli.plan import parse_budget
+from tcm.cli.plan import parse_budget, planned_recipe, prepared_data
 from tcm.data.dataset import ArrayDataset, ClassLabels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
@@ -166,6 +166,50 @@ def test_the_command(tmp_path: Path) -> None:
     assert (code, "--out=recipe.toml exists" in text) == (2, True)
 
 
-def test_a_budget_is_not_for_recipes(tmp_path: Path) -> None:
-    code, text = tcm(tmp_path, "train", "digits", "--budget", "3m")
+@pytest.mark.parametrize("what", ["digits", "run"])
+def test_a_budget_is_not_for_recipes_and_runs(tmp_path: Path, what: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text('extends = "digits"\n')
+    code, text = tcm(tmp_path, "train", what, "--budget", "3m")
     assert (code, "says how many steps to train" in text) == (2, True)
+
+
+@pytest.fixture
+def planned_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run on `photos` that has begun."""
+    monkeypatch.chdir(photos.parent)
+    run = Path("runs/photos")
+    planned_recipe("photos", run, "1h", "cpu")
+    (run / "plan.toml").rename(run / "recipe.toml")
+    return run
+
+
+def test_a_run_is_resumed_only_with_its_own_images_and_budget(planned_run: Path, photos: Path) -> None:
+    recipe = str(planned_run / "recipe.toml")
+    assert planned_recipe("photos", planned_run, None, "cpu") == recipe
+    assert planned_recipe(str(photos), planned_run, "60m", "cpu") == recipe
+    with pytest.raises(TcmError, match=r"--budget=2h: runs/photos was planned for 1h; leave --budget out"):
+        planned_recipe("photos", planned_run, "2h", "cpu")
+    other = photos.rename(photos.with_name("other"))
+    with pytest.raises(TcmError, match=r"was planned from .*/photos, not from .*/other; give another --run"):
+        planned_recipe(str(other), planned_run, None, "cpu")
+    (planned_run / "planned.json").unlink()
+    with pytest.raises(TcmError, match=r"was not planned from photos; resume it with `tcm train runs/photos`"):
+        planned_recipe("photos", planned_run, None, "cpu")
+
+
+def test_prepared_images_are_used_again_only_for_the_same_data(planned_run: Path, photos: Path) -> None:
+    """As after a budget that was too small: what was prepared stays, and so does what it was made from."""
+    (planned_run / "recipe.toml").unlink()
+    before = (planned_run / "data.zip").stat().st_mtime_ns
+    planned_recipe("photos", planned_run, "2h", "cpu")
+    assert (planned_run / "data.zip").stat().st_mtime_ns == before
+    photos.rename(photos.with_name("other"))
+    with pytest.raises(TcmError, match=r"not from .*/other"):
+        planned_recipe("other", planned_run, "2h", "cpu")
+
+
+def test_a_plan_does_not_take_over_what_another_prepared(photos: Path) -> None:
+    prepared_data(str(photos), photos.parent / "recipe-data.zip")
+    with pytest.raises(TcmError, match=r"recipe-data\.zip exists already; remove it or choose another name"):
+        prepared_data(str(photos / "cats"), photos.parent / "recipe-data.zip")

@@ -86,16 +86,16 @@ def train(
         raise TcmError("--full and --cluster apply only to --dry-run; add --dry-run")
     later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
     own = Path(recipe, RECIPE_FILE).is_file()
+    if budget is not None and (own or not is_data(recipe)):
+        raise TcmError(f"--budget={budget} is for your own images; {recipe!r} says how many steps to train")
     if own:
         run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
     elif is_data(recipe):
         run = run or Path("runs", Path(recipe).stem)
         with TemporaryDirectory() if dry_run else nullcontext(run) as kept:
-            recipe = planned_recipe(recipe, Path(kept), budget or "1h", device)
+            recipe = planned_recipe(recipe, Path(kept), budget, device)
             if dry_run:
                 return
-    elif budget is not None:
-        raise TcmError(f"--budget={budget} is for your own images; the recipe {recipe!r} says how many steps to train")
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
     with join(device) as processes:
         console = Console(quiet=not processes.first)
