@@ -205,10 +205,19 @@ def test_other_samples_are_not_mixed_or_lost(models: Path) -> None:
         with pytest.raises(TcmError, match=rf"out={archive} exists; name another one, or pass --overwrite"):
             run("sample", model, "-n", 2, "--seed", 5, "--out", archive)
     assert {path: path.read_bytes() for path in kept} == kept
+    with pytest.raises(TcmError, match="class"):
+        run("sample", model, "--class", "wrong", "--out", "folder", "--overwrite")
+    assert {path: path.read_bytes() for path in kept} == kept, "nothing is removed before there is something new"
+    own = [Path("folder/2023/0001.png"), Path("folder/42.png")]
+    own[0].parent.mkdir()
+    for file in own:
+        file.touch()
     for out in ("folder", "a.npz", "a.zip"):
         run("sample", model, "-n", 2, "--seed", 5, "--out", out, "--overwrite")
     run("sample", model, "-n", 2, "--seed", 5, "--out", "grid.png")
-    assert sorted(path.name for path in Path("folder").iterdir()) == ["000005.png", "000006.png", "notes.txt"]
+    assert all(file.exists() for file in own), "what a user keeps there"
+    names = ["000005.png", "000006.png", "2023", "42.png", "notes.txt"]
+    assert sorted(path.name for path in Path("folder").iterdir()) == names
     assert np.load("a.npz")["seeds"].tolist() == [5, 6]
 
 

@@ -70,7 +70,7 @@ def sample(
     from rich.console import Console
 
     from tcm.evaluation.generation import generate, parse_seeds
-    from tcm.evaluation.output import check_output, make_room, write_samples
+    from tcm.evaluation.output import check_output, check_room, write_samples
     from tcm.evaluation.prompts import draw, prompted
     from tcm.evaluation.sharing import share
     from tcm.foundation.counting import counter
@@ -95,7 +95,7 @@ def sample(
             loaded = load(model_of(model, processes)).to(processes.device)
             loaded = loaded if guidance is None else loaded.guided(guidance)
             if processes.first:
-                make_room(out, overwrite)
+                check_room(out, overwrite)
                 if wanted is None and choice is None:
                     _say_prompts(loaded)
         own = share(processes, chosen)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from math import ceil
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tcm.foundation.files import atomic_write
 from tcm.foundation.processes import Processes
 
 SUFFIXES = (".png", ".npz", ".zip")
+SAMPLE_NAME = re.compile(r"(\d{2,}-[^/]*/)?\d{6,}\.png")
+"""Of a sample in a folder: 000007.png, or 02-red-apple/000007.png."""
 # Small images are enlarged in a grid until it is about this wide.
 GRID_WIDTH = 640
 SMALLEST_CELL = 96  # so that a prompt fits below its image
@@ -34,10 +37,10 @@ def check_output(path: Path) -> None:
         raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
 
 
-def make_room(path: Path, overwrite: bool) -> None:
-    """Refuse to mix new samples with those of a folder, or to replace an archive, unless they may be overwritten.
+def check_room(path: Path, overwrite: bool) -> None:
+    """Refuse to mix new samples with other images of a folder, or to replace an archive, unless that is wanted.
 
-    Of a folder only what is named like a sample is removed. A grid is a picture to look at, and is replaced.
+    A grid is a picture to look at, and is replaced.
     """
     if path.suffix == ".png" or not path.exists():
         return
@@ -45,9 +48,6 @@ def make_room(path: Path, overwrite: bool) -> None:
     if old and not overwrite:
         what = "exists" if path.suffix else f"holds other images, such as {old[0].name}"
         raise TcmError(f"out={path} {what}; name another one, or pass --overwrite to replace what is there")
-    for file in old:
-        if not path.suffix and file.stem.isdecimal():
-            file.unlink()
 
 
 def write_samples(
@@ -60,14 +60,16 @@ def write_samples(
 ) -> None:
     """Write this process's uint8 batches of `shape`, in the order of its share of `seeds`: the same pixels in any form.
 
-    `out/` gets one PNG per image, named by its seed; `.png` a grid; `.npz` the arrays `images` [n, C, H, W] and
-    `seeds`; `.zip` the PNGs without a second compression. The images of `prompts` are in a folder for each prompt, and
-    a grid says what they are.
+    `out/` gets one PNG per image, named by its seed, and loses those of earlier samples; `.png` a grid; `.npz` the
+    arrays `images` [n, C, H, W] and `seeds`; `.zip` the PNGs without a second compression. The images of `prompts` are
+    in a folder for each prompt, and a grid says what they are.
     """
     names = [png_name(seed) for seed in seeds] if prompts is None else [one.file for one in prompts]
     if not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
         _write_folder(path, images, share(processes, names))
+        if processes.first:
+            _remove_earlier(path, set(names))
         return
     own = torch.cat([torch.empty(0, *shape, dtype=torch.uint8), *images])
     together = gather_rows(processes, own, len(seeds))
@@ -104,6 +106,14 @@ def _write_folder(folder: Path, images: Iterable[Tensor], names: Sequence[str]) 
             file = folder / next(remaining)
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(png_of(picture_of(pixels.numpy())))
+
+
+def _remove_earlier(folder: Path, names: Set[str]) -> None:
+    """Remove the samples that were there before, and nothing else."""
+    for file in [*folder.glob("*.png"), *folder.glob("*/*.png")]:
+        name = file.relative_to(folder).as_posix()
+        if SAMPLE_NAME.fullmatch(name) and name not in names:
+            file.unlink()
 
 
 def png_name(seed: int) -> str:
