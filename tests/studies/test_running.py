@@ -158,6 +158,21 @@ def test_studies_share_stages(done: Path, tmp_path: Path) -> None:
         share_stages(tmp_path / "third", tmp_path / "file")
 
 
+def test_two_studies_that_share_stages_at_once(tmp_path: Path) -> None:
+    """The second notes its own recipe in a stage's folder while the first has yet to train the stage."""
+    (tmp_path / "mine.toml").write_text('extends = "digits"\nsecond_time = 3.0\n')
+    first = write_study(tmp_path / "first.toml", {"t' = 1": []}, steps=8)
+    second = write_study(tmp_path / "second.toml", {"t' = 2": ["truncated.t_prime=2"]}, steps=8)
+    second.write_text(second.read_text().replace('base = "digits"', 'base = "mine.toml"'))
+    for name in ("one", "two"):
+        share_stages(tmp_path / name, tmp_path / "stages")
+    running = Started(first, tmp_path / "one")
+    running.until(tmp_path, "stages/diffusion-*/state/step-*")
+    outcome, text = carry_out(second, tmp_path / "two")
+    assert (running.wait(), outcome.finished, outcome.failures) == (0, True, {}), text
+    assert starts(tmp_path) == {("diffusion", 1): 1, ("consistency", 1): 1, ("truncated", 1): 2}
+
+
 def test_a_curve_of_a_stage_that_another_study_trained(done: Path, tmp_path: Path) -> None:
     """Its missing checkpoints are counted; with all of them, nothing is said."""
     shutil.copytree(done / "out" / "stages", tmp_path / "stages")

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import StopRequest
@@ -44,3 +45,14 @@ def die(send: Send, stop: StopRequest) -> bool:
 def leave_a_file(folder: Path, worker: int) -> None:
     """What a worker begins with."""
     (folder / f"begun-{worker}").touch()
+
+
+def die_when_idle(send: Send, stop: StopRequest) -> bool:
+    """Leave a process that soon is killed, as by a system that is short of memory."""
+    Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return True
+
+
+def take_a_second(send: Send, stop: StopRequest) -> bool:
+    time.sleep(1.0)
+    return True

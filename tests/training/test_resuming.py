@@ -149,7 +149,7 @@ def test_later_stages_are_redone(tmp_path: Path) -> None:
     before = model_weights(run, FOLDERS[1])
     assert refusal(longer(), run) == (
         f"1-consistency of {run} would no longer be trained from the model of diffusion; pass --redo-later to train "
-        "again what comes later (the old one is moved aside), or --keep-later to leave it as it is"
+        "the later stages again (the old ones are moved aside), or --keep-later to leave them as they are"
     )
     said = train(longer("consistency.learning_rate=1e-3"), run, RunOptions(later="redo"))
     assert "1-consistency is trained again (the old one: 1-consistency.before-1)" in said
@@ -186,7 +186,7 @@ def test_what_cannot_be_kept(tmp_path: Path) -> None:
     train(tiny_recipe(4, *TWO), run)
     keep = RunOptions(later="keep")
     assert refusal(longer("consistency.steps=6"), run, keep) == (
-        "--keep-later: 1-consistency is to be longer too, so it cannot stay as it is; pass --redo-later"
+        "--keep-later: 1-consistency is being extended too, so it cannot stay as it is; pass --redo-later"
     )
     shutil.rmtree(run / FOLDERS[1] / "model")
     assert "1-consistency has not finished, so it cannot stay" in refusal(longer(), run, keep)

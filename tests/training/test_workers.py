@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs import crash, die, fail, leave_a_file, note, work_until_stopped
+from jobs import crash, die, die_when_idle, fail, leave_a_file, note, take_a_second, work_until_stopped
 from launching import Launcher, fingerprint, lines
 
 from tcm.foundation.errors import TcmError
@@ -77,6 +77,21 @@ def test_with_somebody_who_hears_of_failures_the_others_are_carried_out(tmp_path
     assert "exit code -9" in failures["dying"]
     assert "ZeroDivisionError" in failures["crashing"]
     assert (tmp_path / "fine").read_text() == "begun-0"
+
+
+def test_a_worker_that_dies_while_it_has_no_job(tmp_path: Path) -> None:
+    """Its next job fails with an error, and the others are carried out."""
+    jobs = [Job("dying", die_when_idle), Job("longer", take_a_second)]
+    jobs += [Job(name, partial(note, tmp_path, name), frozenset({"longer"})) for name in ("one", "two")]
+    failures: dict[str, str] = {}
+
+    def hear_of(job: Job, error: Exception) -> None:
+        failures[job.name] = str(error)
+
+    done = side_by_side(jobs, 2, never(), lambda _: None, failed=hear_of)
+    assert len(done) == 3
+    (message,) = failures.values()
+    assert "its process ended with exit code -9" in message
 
 
 def test_a_request_to_stop_reaches_the_workers(tmp_path: Path) -> None:

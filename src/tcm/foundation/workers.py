@@ -5,6 +5,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
@@ -125,7 +126,7 @@ class _Worker:
 
     def begin(self, job: Job) -> None:
         self.job = job
-        self.connection.send(job)
+        self._send(job)
 
     def receive(self) -> _Said | _Ended:
         try:
@@ -139,8 +140,12 @@ class _Worker:
 
     def ask_to_stop(self, reason: str) -> None:
         if not self._asked:
-            self.connection.send(reason)
+            self._send(reason)
         self._asked = True
+
+    def _send(self, message: Job | str) -> None:
+        with suppress(OSError):  # of a process that has died, `receive` says so
+            self.connection.send(message)
 
     def end(self) -> None:
         """At once: what a job writes is whole or not there."""

@@ -13,8 +13,8 @@ from tcm.recipes.tables import TAGS
 from tcm.studies.schema import Study, Variant
 from tcm.training.stage_models import needed_stages
 
-NOT_DECISIVE = ("name", "adapts", "second_time", "stages")
-"""Keys of a recipe that no stage's weights depend on, and the stages, of which only those count that it needs."""
+NOT_DECISIVE = ("name", "adapts", "second_time")
+"""Keys of a recipe that no stage's weights depend on."""
 
 
 def stage_key(recipe: Recipe, name: str) -> str:
@@ -37,9 +37,14 @@ def same_weights(recipe: Recipe, other: Recipe, name: str) -> bool:
     return one == two
 
 
+def as_noted(recipe: Recipe, noted: Recipe) -> Recipe:
+    """A stage's recipe, with what decides nothing as in its folder's: another study may have begun the stage."""
+    return recipe.model_copy(update={key: getattr(noted, key) for key in NOT_DECISIVE})
+
+
 def _decisive(recipe: Recipe, name: str, tree: dict[str, Any]) -> dict[str, Any]:
     free = {key for key, rule in resume_rules(recipe).items() if rule == "free"}
-    shared = {key: value for key, value in tree.items() if key not in NOT_DECISIVE}
+    shared = {key: value for key, value in tree.items() if key not in (*NOT_DECISIVE, "stages")}
     stage = {key: value for key, value in tree["stages"][name].items() if key not in ("baseline", "companion")}
     sources = {key: source_stage(recipe, name, role) for key, role in roles_of(recipe, name).items()}
     return {

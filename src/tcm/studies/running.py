@@ -16,7 +16,9 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.studies.common_stages import SharedStage, shared_stages, stage_key, stages_to_train
+from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.resolve import resolve
+from tcm.studies.common_stages import SharedStage, as_noted, shared_stages, stage_key, stages_to_train
 from tcm.studies.folders import (
     MEASURED_FILE,
     MEASURING,
@@ -180,7 +182,8 @@ def _train(job: str, stage: SharedStage, folder: Path, device: str, send: Send, 
     if not acquire(lock, stop, partial(progress.say, "waiting for another process to train this stage")):
         return False
     try:
-        training = Run(stage.recipe, folder, Processes(chosen_device(device)), Console(quiet=True))
+        recipe = as_noted(stage.recipe, resolve(str(folder / RECIPE_FILE)))
+        training = Run(recipe, folder, Processes(chosen_device(device)), Console(quiet=True))
         return _ended(tell, training.train_only(stage.name, partial(SentProgress, tell), stop))
     finally:
         lock.release()
