@@ -115,7 +115,7 @@ def test_files_that_overlap_are_refused(tmp_path: Path) -> None:
     for field in (slice(16, 28), slice(42, 46)):  # checksum and sizes; where the file begins
         data[second + field.start : second + field.stop] = data[first + field.start : first + field.stop]
     path.write_bytes(data)
-    with pytest.raises(TcmError, match=r"d\.zip holds files that overlap"):
+    with pytest.raises(TcmError, match=r"d\.zip has overlapping entries"):
         open_dataset(path)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 
@@ -181,6 +182,22 @@ def test_interrupted_statistics_resume(digits: Tensor, detector: Detector, tmp_p
     torch.testing.assert_close(again.statistics.covariance, whole.statistics.covariance)
     assert again.statistics.count == len(digits)
     assert not kept.exists()
+
+
+def test_two_that_look_at_the_same_data_at_once(
+    digits: Tensor, detector: Detector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them looks, the other waits and takes what it finds."""
+    monkeypatch.setattr(references, "CHUNK", 300)
+    datasets = [Interrupted(digits.numpy(), 10**6) for _ in range(2)]
+    for dataset in datasets:
+        dataset.content_hash = lambda: "of the digits"
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda dataset: reference_of(dataset, "digits", detector, keep=True), datasets))
+    assert found[0].features is not None
+    assert torch.equal(found[0].features, found[1].features)
+    assert sorted(len(dataset.seen) for dataset in datasets) == [0, len(digits)]
+    assert not list((tmp_path / "cache" / "references").glob("*partial*"))
 
 
 def test_interrupted_features_resume(

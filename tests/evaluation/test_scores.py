@@ -123,7 +123,7 @@ def test_scores_at_different_times_are_not_compared() -> None:
     assert (SCORE.label, low.label, high.label) == ("FID", "dFID at t=0.2", "dFID at t=1")
     assert differing_conditions(low, high) == ["t: 0.2 and 1.0"]
     assert [pair.second.t for pair in compare([low, high], [high])] == [1.0]
-    with pytest.raises(TcmError, match=r"no metric in common: dFID at t=0\.2 and dFID at t=1"):
+    with pytest.raises(TcmError, match=r"no metric in common \(dFID at t=0\.2; dFID at t=1\)"):
         compare([low], [high])
 
 

@@ -185,7 +185,7 @@ def test_files_of_prompts(tmp_path: Path) -> None:
     assert read_prompts(tmp_path / "coco.json") == ["a cat"]
     for wrong in ("[]", '{"annotations": [{}]}', "3", "[1]"):
         (tmp_path / "wrong.json").write_text(wrong)
-        with pytest.raises(TcmError, match=r"wrong.json holds no prompts; write one a line"):
+        with pytest.raises(TcmError, match=r"wrong.json holds no prompts; write one per line"):
             read_prompts(tmp_path / "wrong.json")
     assert [one.folder for one in prompted(["A cat!", "A cat!"], [0])] == ["00-a-cat", "01-a-cat"]
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: parameters, steps, hours, bytes."""
+"""Numbers as a person reads them: parameters, steps, hours."""
 
 
 def millions(count: int) -> str:
@@ -28,17 +28,6 @@ def amount(hours: float) -> str:
     if hours < 0.01:
         return "<0.01"
     return f"{float(f'{hours:.2g}'):,.0f}" if hours >= 10 else f"{hours:.2g}"
-
-
-def size(count: int) -> str:
-    """A number of bytes.
-
-    >>> size(1_500_000), size(22_400_000_000)
-    ('1.5 MB', '22.4 GB')
-    """
-    return (
-        f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.2g} MB" if count < 1e7 else f"{count / 1e6:.0f} MB"
-    )
 
 
 def evaluations(gradient: float, tangent: float, plain: float) -> str:

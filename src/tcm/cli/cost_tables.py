@@ -4,7 +4,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.amounts import amount, evaluations, millions, size
+from tcm.cli.amounts import amount, evaluations, millions
+from tcm.foundation.files import byte_size
 from tcm.recipes.estimates import ASSUMPTION, LINKS, Images, estimate, scaling
 from tcm.recipes.schema import Recipe
 
@@ -22,9 +23,9 @@ def cost_table(recipe: Recipe, images: Images | None = None) -> Table:
             millions(cost.parameters),
             evaluations(cost.rows.gradient, cost.rows.tangent, cost.rows.plain),
             f"{cost.step_flops:.3g}",
-            size(cost.memory.state),
-            f"+ {size(cost.activations_per_image)}",
-            size(cost.memory.total),
+            byte_size(cost.memory.state),
+            f"+ {byte_size(cost.activations_per_image)}",
+            byte_size(cost.memory.total),
             amount(cost.gpu_hours),
         )
     table.caption = (
@@ -49,8 +50,8 @@ def scaling_table(recipe: Recipe, images: Images | None = None) -> Table:
                 name if gpus == 1 else "",
                 str(gpus),
                 str(stage.batch // gpus),
-                size(found.replicated_bytes),
-                size(found.sharded_bytes),
+                byte_size(found.replicated_bytes),
+                byte_size(found.sharded_bytes),
                 f"{1 / found.seconds:.3g}",
                 f"{found.efficiency:.2f}",
                 amount(stage.steps * found.seconds / 3600),

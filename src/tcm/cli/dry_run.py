@@ -6,8 +6,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.amounts import millions, size
+from tcm.cli.amounts import millions
 from tcm.foundation.counting import duration
+from tcm.foundation.files import byte_size
 from tcm.recipes.estimates import Images, estimate
 from tcm.recipes.schema import Recipe
 from tcm.training.metrics import read_metrics
@@ -37,7 +38,7 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
             f"{'≤ ' if stage.until_flat and name not in plan.done else ''}{stage.steps:,}",
             f"{stage.batch:,}",
             millions(cost.parameters),
-            size(cost.memory.total),
+            byte_size(cost.memory.total),
             left,
         )
     table.caption = "Memory: predicted, of each process. Time left: at the speed of this run so far, once it has one."

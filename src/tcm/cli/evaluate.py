@@ -105,7 +105,7 @@ def evaluation(
     asked = Asked(
         *(data, split, scoring.chosen_metrics(metrics), sampling_of(steps, times, choice), seed, count, batch),
         reference_count=reference_count,
-        dfid=() if dfid is None else parse_times(dfid),
+        dfid=() if dfid is None else parse_times(dfid, "dfid"),
         data_conditions=data_conditions,
         prompts=prompts,
         guidance=guidance,
@@ -170,7 +170,7 @@ def best_times(
             model = model_of(model, processes)
         loaded = load(model).to(processes.device)
         check_prompted(loaded, data_conditions, "--data-conditions for the data's own captions")
-        tried = list(parse_times(grid)) if grid is not None else time_grid(loaded)
+        tried = list(parse_times(grid, "grid")) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
         reference = scoring.reference_for(data, split, network, False, batch, processes)
         condition = conditions_of(scoring.dataset_for(data, split, loaded.card.condition)) if data_conditions else None

@@ -23,11 +23,11 @@ def playground(
     from rich.console import Console
 
     from tcm.cli.sample import model_of
-    from tcm.foundation.downloads import megabytes
+    from tcm.foundation.files import byte_size
 
     found = model_of(model)
     size = write_page(found, runtime, out)
-    Console().print(f"{out} ({megabytes(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
+    Console().print(f"{out} ({byte_size(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
 def write_page(model: str, runtime: Path | None, out: Path) -> int:

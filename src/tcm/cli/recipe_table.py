@@ -6,7 +6,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from tcm.cli.amounts import amount, evaluations, millions, size, thousands
+from tcm.cli.amounts import amount, evaluations, millions, thousands
+from tcm.foundation.files import byte_size
 
 
 def recipe_table(recipes: Iterable[dict[str, Any]]) -> Table:
@@ -22,7 +23,7 @@ def recipe_table(recipes: Iterable[dict[str, Any]]) -> Table:
             f"{recipe['name']}\n{millions(largest['parameters'])} {'×'.join(map(str, recipe['image_shape']))}",
             "\n".join(f"{name} {stage['batch']}×{thousands(stage['steps'])}" for name, stage in stages.items()),
             "\n".join(evaluations(**stage["rows"]) for stage in stages.values()),
-            f"{size(largest['state_bytes'])}\n+ {size(largest['bytes_per_image'])}",
+            f"{byte_size(largest['state_bytes'])}\n+ {byte_size(largest['bytes_per_image'])}",
             amount(recipe["gpu_hours"]),
         )
     return table

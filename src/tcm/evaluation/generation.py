@@ -138,8 +138,8 @@ def quantise(images: Tensor) -> Tensor:
     return to_uint8(images)
 
 
-def parse_times(text: str) -> tuple[float, ...]:
-    """Times written as `80,1`.
+def parse_times(text: str, option: str = "times") -> tuple[float, ...]:
+    """Times written as `80,1`; errors name the option.
 
     >>> parse_times("80,1")
     (80.0, 1.0)
@@ -147,9 +147,9 @@ def parse_times(text: str) -> tuple[float, ...]:
     try:
         times = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise TcmError(f"times={text!r} is not a list of numbers; write them as 80,1") from error
+        raise TcmError(f"{option}={text!r} is not a list of numbers; write them as 80,1") from error
     if not all(math.isfinite(t) and t > 0 for t in times):
-        raise TcmError(f"times={text!r} must be positive; write them as 80,1")
+        raise TcmError(f"{option}={text!r} must be positive; write them as 80,1")
     return times
 
 

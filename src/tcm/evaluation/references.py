@@ -7,8 +7,8 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from tcm.foundation.counting import Counter, uncounted
 from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write
+from tcm.foundation.locks import locked
 from tcm.foundation.processes import Processes
 from tcm.method.gaussians import Statistics
 
@@ -188,84 +189,82 @@ def reference_of(
     identity = [FORMAT, content, detector.hash, detector.preprocessing, *limited]
     key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
     chosen = taken[chosen_images(len(taken))]
-    own = -(-len(taken) // processes.count)
     folder = data_folder() / "references"
     statistics_file, features_file = folder / f"{key}.safetensors", folder / f"{key}-{len(chosen)}-features.safetensors"
-    moments = _read(statistics_file, processes)
-    features = _read(features_file, processes) if keep else {}
-    each = partial(_features, dataset, name=name, detector=detector, batch=batch, processes=processes, counter=counter)
-    if moments is None:
-        if features is None and len(chosen) == len(taken):  # one pass sees both
-            features = {"features": each(chosen, folder=folder / f"{key}-partial")}
+    look = _Look(dataset, name, detector, batch, processes, counter)
+    missing = not statistics_file.exists() or (keep and not features_file.exists())
+    alone = locked(data_folder() / "locks" / key, f"looks at {name}")
+    with alone if missing and processes.count == 1 else nullcontext():
+        features = _read(features_file, processes) if keep else {}
+        moments = _read(statistics_file, processes)
+        if features is None:
+            parts = folder / f"{key}-partial"
+            features = {"features": look.features(chosen, parts)}
             _write(features_file, features, processes)
-            moments = _moments(Statistics.of(features["features"]))
-        elif processes.count > 1:
-            passing = counter(dataset_batches(dataset, batch, processes, taken), own, f"reference {name}")
-            moments = _moments(observe(passing, detector, processes=processes).statistics)
-        else:
+            shutil.rmtree(parts, ignore_errors=True)
+        if moments is None:
             unfinished = folder / f"{key}-partial.safetensors"
-            moments = _moments(_resumed(dataset, taken, name, detector, batch, counter, unfinished))
+            seen = features.get("features") if len(chosen) == len(taken) else None
+            moments = _moments(look.statistics(taken, unfinished) if seen is None else Statistics.of(seen))
+            _write(statistics_file, moments, processes)
             unfinished.unlink(missing_ok=True)
-        _write(statistics_file, moments, processes)
-    if features is None:
-        features = {"features": each(chosen, folder=folder / f"{key}-partial")}
-        _write(features_file, features, processes)
     return Reference(detector, name, content, _statistics(moments), features.get("features"))
 
 
-def _features(
-    dataset: Dataset,
-    chosen: Indices,
-    name: str,
-    detector: Detector,
-    batch: int,
-    processes: Processes,
-    counter: Counter,
-    folder: Path,
-) -> Tensor:
-    """The features of these images; a single process keeps them in `folder` chunk by chunk, and resumes from it."""
-    if processes.count > 1:
-        own = -(-len(chosen) // processes.count)
-        passing = counter(dataset_batches(dataset, batch, processes, chosen), own, f"features of {name}")
-        found = observe(passing, detector, True, processes).features
-        assert found is not None, "asked for"
-        return found
-    files = [folder / f"{start:08d}.safetensors" for start in range(0, len(chosen), CHUNK)]
-    done = next((index for index, file in enumerate(files) if not file.exists()), len(files))
-    rest = chosen[done * CHUNK :]
-    rows = [torch.empty(0, detector.dimension)]
-    for images in counter(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"features of {name}"):
-        rows.append(detector.features(images))
-        while sum(map(len, rows)) >= min(CHUNK, len(chosen) - done * CHUNK) > 0:
-            together = torch.cat(rows)
-            _write(files[done], {"features": together[:CHUNK].clone()}, ALONE)
-            rows, done = [together[CHUNK:]], done + 1
-    features = torch.cat([load_file(file)["features"] for file in files])
-    shutil.rmtree(folder)
-    return features
+@dataclass(frozen=True)
+class _Look:
+    """A detector that looks at images of a data set; a single process keeps what it has so far, and resumes from it."""
 
+    dataset: Dataset
+    name: str
+    detector: Detector
+    batch: int
+    processes: Processes
+    counter: Counter
 
-def _resumed(
-    dataset: Dataset, taken: Indices, name: str, detector: Detector, batch: int, counter: Counter, unfinished: Path
-) -> Statistics:
-    """The statistics of a data set; kept in a file every half minute and when interrupted, and resumed from it."""
-    found = _read(unfinished, ALONE)
-    before = None if found is None else _statistics(found)
-    rest = taken[0 if before is None or before.count is None else before.count :]
-    passing = counter(dataset_batches(dataset, batch, ALONE, rest), len(rest), f"reference {name}")
-    kept, total = time.monotonic(), before
-    try:
-        for total in running_statistics(map(detector.features, passing), before):
-            if time.monotonic() - kept > KEEP_SECONDS:
+    def statistics(self, taken: Indices, unfinished: Path) -> Statistics:
+        """The statistics of these images; a file keeps them every half minute and when interrupted."""
+        if self.processes.count > 1:
+            return observe(self._passing(taken, "reference"), self.detector, processes=self.processes).statistics
+        found = _read(unfinished, ALONE)
+        before = None if found is None else _statistics(found)
+        rest = taken[0 if before is None or before.count is None else before.count :]
+        kept, total = time.monotonic(), before
+        try:
+            for total in running_statistics(map(self.detector.features, self._passing(rest, "reference")), before):
+                if time.monotonic() - kept > KEEP_SECONDS:
+                    _write(unfinished, _moments(total), ALONE)
+                    kept = time.monotonic()
+        except KeyboardInterrupt:
+            if total is not None:
                 _write(unfinished, _moments(total), ALONE)
-                kept = time.monotonic()
-    except KeyboardInterrupt:
-        if total is not None:
-            _write(unfinished, _moments(total), ALONE)
-        raise
-    if total is None:
-        raise TcmError("there are no images to measure")
-    return total
+            raise
+        if total is None:
+            raise TcmError("there are no images to measure")
+        return total
+
+    def features(self, chosen: Indices, parts: Path) -> Tensor:
+        """The features of these images; a folder keeps them chunk by chunk."""
+        if self.processes.count > 1:
+            found = observe(self._passing(chosen, "features of"), self.detector, True, self.processes).features
+            assert found is not None, "asked for"
+            return found
+        files = [parts / f"{start:08d}.safetensors" for start in range(0, len(chosen), CHUNK)]
+        done = next((index for index, file in enumerate(files) if not file.exists()), len(files))
+        rest = chosen[done * CHUNK :]
+        rows = [torch.empty(0, self.detector.dimension)]
+        for images in self._passing(rest, "features of"):
+            rows.append(self.detector.features(images))
+            while sum(map(len, rows)) >= min(CHUNK, len(chosen) - done * CHUNK) > 0:
+                together = torch.cat(rows)
+                _write(files[done], {"features": together[:CHUNK].clone()}, ALONE)
+                rows, done = [together[CHUNK:]], done + 1
+        return torch.cat([load_file(file)["features"] for file in files])
+
+    def _passing(self, chosen: Indices, what: str) -> Iterator[Tensor]:
+        own = -(-len(chosen) // self.processes.count)
+        batches = dataset_batches(self.dataset, self.batch, self.processes, chosen)
+        return self.counter(batches, own, f"{what} {self.name}")
 
 
 def _moments(statistics: Statistics) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import byte_size
 
 SILENT_SECONDS = 20.0
 """A server that sends nothing for so long is given up."""
@@ -39,13 +40,5 @@ def verify(path: Path, expected: str) -> None:
 
 def announce(what: str, source: str, size: int | None) -> None:
     """Say on stderr what is about to be fetched."""
-    print(f"fetching {what} from {source} ({megabytes(size)})", file=sys.stderr, flush=True)
-
-
-def megabytes(size: int | None) -> str:
-    """A number of bytes as text.
-
-    >>> megabytes(95_628_359), megabytes(29_515), megabytes(None)
-    ('96 MB', '0.03 MB', 'size unknown')
-    """
-    return "size unknown" if size is None else f"{size / 1e6:.0f} MB" if size >= 1e7 else f"{size / 1e6:.1g} MB"
+    amount = "size unknown" if size is None else byte_size(size)
+    print(f"fetching {what} from {source} ({amount})", file=sys.stderr, flush=True)

@@ -95,3 +95,15 @@ def publish(aside: Path, path: Path) -> None:
     else:
         aside.rename(path)
     sync_folder(path.parent)
+
+
+def byte_size(count: int) -> str:
+    """A number of bytes, for people.
+
+    >>> byte_size(29_515), byte_size(9_990_000), byte_size(467_000_000), byte_size(22_400_000_000)
+    ('0.03 MB', '10 MB', '467 MB', '22.4 GB')
+    """
+    megabytes = count / 1e6
+    if megabytes >= 999.5:
+        return f"{megabytes / 1e3:.1f} GB"
+    return f"{megabytes:.0f} MB" if megabytes >= 9.95 else f"{megabytes:.2g} MB"

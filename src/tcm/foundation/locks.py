@@ -1,8 +1,11 @@
-"""Waiting for a lock of another process without becoming deaf to a stop."""
+"""Locks between processes: waiting for one is said, and hears a stop."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from filelock import BaseFileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from tcm.foundation.signals import StopRequest
 
@@ -23,3 +26,15 @@ def acquire(lock: BaseFileLock, stop: StopRequest, waiting: Callable[[], None] =
             if not said:
                 waiting()
             said = True
+
+
+@contextmanager
+def locked(file: Path, what: str) -> Iterator[None]:
+    """Hold a lock; `what` says on stderr what another process does if it has it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock, never = FileLock(file), StopRequest(patient=True)
+    acquire(lock, never, lambda: print(f"waiting for another process, which {what}", file=sys.stderr, flush=True))
+    try:
+        yield
+    finally:
+        lock.release()

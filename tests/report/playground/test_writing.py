@@ -56,7 +56,10 @@ def test_documented_commands(words: list[str], tmp_path: Path, monkeypatch: pyte
     ("card", "message"),
     [
         ({"kind": "diffusion", "sampler": {"kind": "heun"}}, "sampler=heun: .*; give the model of a consistency"),
-        ({"condition": VectorKind(2)}, "condition=vectors of 2 numbers: a page knows classes .*with `tcm sample`"),
+        (
+            {"condition": VectorKind(2)},
+            "condition=vectors of 2 numbers: a page supports only classes.*use `tcm sample`",
+        ),
         ({"image_shape": (4, 8, 8)}, "image_shape=.*; give a model of 1 or 3 channels"),
     ],
 )
