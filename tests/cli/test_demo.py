@@ -41,7 +41,7 @@ def test_demo_trains_measures_shows_and_repeats(tmp_path: Path) -> None:
     run, launcher = tmp_path / "demo", Launcher(tmp_path)
     assert (
         interrupted_demo(launcher, run).splitlines()[-1]
-        == f"stopped; resume with: tcm demo {shlex.join(TINY)} --run {run}"
+        == f"stopped; resume with: tcm demo {shlex.join(TINY)} --run {run} --samples 200"
     )
     assert not (run / "1-consistency").exists()
     assert not (run / "report.html").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from tcm.data.limits import check_expansion
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, new_folder
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -34,6 +34,24 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         interrupted()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where a file in it is open."""
+    old, rename = tmp_path / "model", Path.rename
+    old.mkdir()
+    (old / "a.bin").write_bytes(b"old")
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target == old and path.parent == tmp_path:
+            raise PermissionError("in use")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(PermissionError), new_folder(old) as folder:
+        (folder / "a.bin").write_bytes(b"new")
+    assert (old / "a.bin").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:

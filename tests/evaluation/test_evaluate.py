@@ -280,7 +280,7 @@ def test_published_statistics(tmp_path: Path, digits: Tensor, detector: Detector
     (score,) = evaluate([digits], published, ME)
     assert score.value == pytest.approx(0, abs=1e-9)
     assert score.reference_count is None
-    with pytest.raises(TcmError, match="no features"):
+    with pytest.raises(TcmError, match="need features"):
         evaluate([digits], published, ME, ("kid",))
     np.savez(tmp_path / "small.npz", mu=np.zeros(3), sigma=np.eye(3))
     with pytest.raises(TcmError, match="64 features"):

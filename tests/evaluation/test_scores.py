@@ -41,10 +41,10 @@ SCORE = Score(
 def test_scores_come_back_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "new" / "scores.jsonl"
     append_scores(file, [SCORE])
-    append_scores(file, [dataclasses.replace(SCORE, metric="KID", value=0.001, deviation=0.0002, note="FID∞")])
-    assert len(file.read_text(encoding="utf-8").splitlines()) == 2
-    assert read_scores(file)[0] == SCORE
-    assert read_scores(file)[1].note == "FID∞"
+    odd = dataclasses.replace(SCORE, metric="KID", value=0.001, deviation=0.0002, note="FID∞ \u2028 \x85 \x0c")
+    append_scores(file, [odd])
+    assert file.read_text(encoding="utf-8").count("\n") == 2
+    assert read_scores(file) == [SCORE, odd]
 
 
 def test_a_line_that_a_kill_cut_off_is_left_out_and_replaced(tmp_path: Path) -> None:

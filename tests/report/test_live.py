@@ -80,6 +80,18 @@ def test_the_page_is_made_again_only_for_changed_files(halfway: Path) -> None:
     assert page.current() != first
 
 
+def test_the_page_of_a_studys_run_follows_the_stages_that_it_shares(halfway: Path, tmp_path: Path) -> None:
+    shared = {name: tmp_path / name for name in ("0-diffusion", "1-consistency", "2-continued")}
+    for name, folder in shared.items():
+        (halfway / name).rename(folder)
+    where = {name.partition("-")[2]: f"../{name}" for name in [*shared, "3-truncated"]}
+    (halfway / "elsewhere.json").write_text(json.dumps(where))
+    page = LivePage(halfway, 5)
+    first = page.current()
+    (shared["2-continued"] / "metrics.jsonl").write_text(line(1, 16.0))
+    assert page.current() != first
+
+
 def test_nothing_is_known_before_the_first_numbers(halfway: Path) -> None:
     for stage in ("0-diffusion", "1-consistency", "2-continued"):
         (halfway / stage / "metrics.jsonl").unlink()

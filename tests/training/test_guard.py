@@ -129,6 +129,33 @@ def test_goes_back_with_other_noise(tmp_path: Path) -> None:
     assert logged == list(range(1, 13)), "each step once"
 
 
+@dataclass(frozen=True)
+class Spoiling(Ill):
+    """Also damages a checkpoint, as a failing disk does, before the first loss that is ill."""
+
+    checkpoint: Path = Path()
+
+    def loss(self, models: Models, batch: Batch, step: int, streams: SampleStreams, turn: str = "student") -> Losses:
+        if step == min(self.at):
+            for file in self.checkpoint.glob("*.safetensors"):
+                file.write_bytes(b"")
+        return super().loss(models, batch, step, streams, turn)
+
+
+def test_a_damaged_checkpoint_is_named_when_it_goes_back(tmp_path: Path) -> None:
+    spoiled = tmp_path / "state" / "step-8"
+    loop, stop = begin(
+        tmp_path,
+        "diffusion",
+        lambda objective: Spoiling(objective, frozenset({9, 10, 11}), nan, curable=True, checkpoint=spoiled),
+        "diffusion.guard.patience=3",
+        NO_SAMPLES,
+    )
+    assert loop.run(stop)
+    assert [(event["step"], event["event"]) for event in events(tmp_path)][-2:] == [(4, "damaged"), (4, "went back")]
+    assert "step-8" in events(tmp_path)[-2]["reason"]
+
+
 def test_gives_up_and_says_what_to_change(tmp_path: Path) -> None:
     loop, stop = begin(
         tmp_path,

@@ -42,7 +42,7 @@ def demo(
     plan = MeasurementPlan("digits", samples, TIMES)
     measuring = [
         Job(f"measure {name}", partial(measure_stage, run, name, plan), after=frozenset({name}))
-        for name in unmeasured_stages(recipe, run)
+        for name in unmeasured_stages(recipe, run, plan)
     ]
     if measuring:
         for old in (summary, page):
@@ -50,7 +50,7 @@ def demo(
     with join("cpu") as processes:
         finished = Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
     if not finished:
-        again = shlex.join(["tcm", "demo", *(overrides or []), "--run", str(run)])
+        again = shlex.join(["tcm", "demo", *(overrides or []), "--run", str(run), "--samples", str(samples)])
         console.print(f"stopped; resume with: {again}", highlight=False, markup=False, soft_wrap=True)
         return
     if not summary.exists():
@@ -59,7 +59,7 @@ def demo(
     if console.is_terminal:
         console.print("One step from noise, stage 2, seeds 0 to 15:")
         console.print(preview(to_uint8(Model.load(model).sample(16)), columns=8))
-    console.print(Text.from_ansi(summary.read_text()), soft_wrap=True)
+    console.print(Text.from_ansi(summary.read_text("utf-8")), soft_wrap=True)
     with console.status("writing the playground"):
         line = playground_line(model, page)
     console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -11,8 +11,8 @@ from tcm.foundation.counting import duration
 from tcm.foundation.files import byte_size
 from tcm.recipes.estimates import Images, estimate
 from tcm.recipes.schema import Recipe
-from tcm.training.metrics import read_metrics
-from tcm.training.resuming import reached_step
+from tcm.training.checkpoint import newest_step
+from tcm.training.metrics import METRICS_FILE, read_metrics
 from tcm.training.run import RunPlan
 
 
@@ -29,7 +29,7 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
         table.add_column(column, justify="left" if column in ("stage", "begins") else "right")
     for name, stage in recipe.stages.items():
         cost = estimate(recipe, stage, processes, images_of(plan))
-        step = 0 if name in plan.resumption.redone else reached_step(plan.folders[name])
+        step = 0 if name in plan.resumption.redone else newest_step(plan.folders[name])
         seconds = _seconds_per_step(plan.folders[name], stage.batch)
         left = "done" if name in plan.done else "" if seconds is None else duration((stage.steps - step) * seconds)
         table.add_row(
@@ -48,6 +48,6 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
 
 def _seconds_per_step(stage: Path, batch: int) -> float | None:
     """As the stage's newest metrics have it."""
-    path = stage / "metrics.jsonl"
+    path = stage / METRICS_FILE
     speeds = [line["images_per_second"] for line in read_metrics(path) if "loss" in line] if path.is_file() else []
     return batch / speeds[-1] if speeds else None

@@ -32,6 +32,7 @@ def push_model(
 ) -> None:
     """Upload a model to the Hugging Face hub, with a card: what it is, its scores, samples, and how to use it."""
     from tcm.cli.sample import model_of
+    from tcm.recipes.folders import RECIPE_FILE
     from tcm.weights import load
     from tcm.weights.hub import HubFolder, push
 
@@ -40,7 +41,7 @@ def push_model(
     found = model_of(model)
     loaded = load(found)
     run = _run_of(Path(model), Path(found))
-    recipe = (run / "recipe.toml").read_text() if run is not None else None
+    recipe = (run / RECIPE_FILE).read_text("utf-8") if run is not None else None
     folder = HubFolder(loaded, repository, _scores_of(loaded, scores, run), recipe, licence)
     if dry_run:
         path = out or Path(f"{repository.rpartition('/')[2]}-hub")
@@ -61,10 +62,11 @@ def _scores_of(model: Model, file: Path | None, run: Path | None) -> list[CardSc
     """The scores of these very weights in a file, or in that of the run."""
     from tcm.evaluation.features import weights_hash
     from tcm.evaluation.scores import read_scores
+    from tcm.recipes.folders import SCORES_FILE
     from tcm.weights.hub_card import CardScore
 
     if file is None:
-        file = run / "scores.jsonl" if run is not None else None
+        file = run / SCORES_FILE if run is not None else None
         if file is None or not file.is_file():
             return []
     digest = weights_hash(model.denoiser.state_dict())

@@ -29,12 +29,13 @@ from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import ConditionKind
+from tcm.weights.card import CONFIG_FILE
 
 
 def is_images(target: str) -> bool:
     """Whether a target is a set of images: an existing path that is not a model folder."""
     path = Path(target)
-    return path.exists() and not (path / "config.json").exists()
+    return path.exists() and not (path / CONFIG_FILE).exists()
 
 
 def chosen_metrics(text: str) -> tuple[Metric, ...]:

@@ -9,7 +9,7 @@ import typer
 
 from tcm.cli.flags import Group
 from tcm.cli.study_report import study_report
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 
 if TYPE_CHECKING:
     from tcm.studies.running import Part
@@ -107,8 +107,8 @@ def run(
 
     from rich.console import Console
 
+    from tcm.foundation.counting import plural
     from tcm.foundation.devices import available_devices
-    from tcm.foundation.errors import TcmWarning
     from tcm.foundation.processes import join
     from tcm.studies.folders import share_stages
     from tcm.studies.measuring import measure_variant
@@ -137,7 +137,7 @@ def run(
     if not outcome.finished:
         text = "stopped; the same command resumes"
     elif outcome.failures:
-        text = f"{len(outcome.failures)} variants failed; the same command tries them again"
+        text = f"{plural(len(outcome.failures), 'variant')} failed; the same command tries again"
     else:
         text = f"done: {out}; see it with `tcm study report {out}`"
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -78,7 +78,7 @@ def _from_csv(data: bytes, source: str) -> dict[str, str]:
 
 def _from_jsonl(data: bytes, source: str) -> dict[str, str]:
     try:
-        rows = [json.loads(line) for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in data.decode("utf-8-sig").split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not a file with one JSON object per line ({error}); fix or remove it") from error
     return _by_name(rows, source, 'needs lines such as {"file_name": "a.png", "text": "a red apple"}')

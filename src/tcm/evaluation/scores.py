@@ -93,7 +93,7 @@ def read_scores(path: Path) -> list[Score]:
     known = {field.name for field in fields(Score)}
     scores = []
     whole = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split("\n") if whole else [], 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:

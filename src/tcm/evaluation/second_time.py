@@ -16,6 +16,7 @@ from tcm.foundation.files import atomic_write, write_text
 from tcm.foundation.processes import Processes
 from tcm.method.sampling import ConsistencySampler, check_times
 from tcm.weights import Model
+from tcm.weights.card import CONFIG_FILE
 
 GRID_POINTS = 8
 
@@ -55,7 +56,7 @@ def save_second_time(folder: Path, model: Model, t: float) -> None:
     """Write t into the folder's config.json as the time of the second step."""
     sampler = replace(_sampler_of(model, str(folder)), second_time=t)
     card = model.card.model_copy(update={"sampler": sampler})
-    write_text(folder / "config.json", card.model_dump_json(indent=2) + "\n")
+    write_text(folder / CONFIG_FILE, card.model_dump_json(indent=2) + "\n")
 
 
 def _sampler_of(model: Model, name: str) -> ConsistencySampler:

@@ -1,10 +1,8 @@
 """All stages of a run, measured alike."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from tcm.data import Dataset, open_dataset
 from tcm.data.latents import seen_by
@@ -15,7 +13,7 @@ from tcm.evaluation.generation import Sampling, generate
 from tcm.evaluation.references import Reference, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.foundation.progress import SentProgress
-from tcm.foundation.signals import StopRequest
+from tcm.foundation.signals import Stopped, StopRequest, until_stopped
 from tcm.foundation.workers import Send
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import resolve
@@ -33,11 +31,11 @@ class MeasurementPlan:
     batch: int = 256
 
 
-def unmeasured_stages(recipe: Recipe, run: Path) -> list[str]:
+def unmeasured_stages(recipe: Recipe, run: Path, plan: MeasurementPlan) -> list[str]:
     """The stages of a run that are still to be trained, or whose scores its scores.jsonl lacks."""
     known = _known_scores(run)
     models = {name: folder / "model" for name, folder in stage_folders(recipe, run).items()}
-    return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known)]
+    return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known, plan)]
 
 
 def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop: StopRequest) -> bool:
@@ -51,7 +49,7 @@ def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop:
     model = Model.load(folder / "model")
     dataset = open_dataset(recipe.data.path, channels=recipe.data.channels, expected=model.card.condition)
     reference = reference_of(dataset, recipe.data.path, load_detector(plan.detector), batch=plan.batch)
-    for what in _missing(model, _known_scores(run)):
+    for what in _missing(model, _known_scores(run), plan):
         SentProgress(send, folder.name).say(f"measuring its {what}")
         try:
             if what == "samples":
@@ -64,20 +62,17 @@ def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop:
     return True
 
 
-class Stopped(Exception):
-    """A measurement was asked to stop before its end."""
-
-
-def _known_scores(run: Path) -> set[tuple[str, bool]]:
-    """The hash of each model that has scores, and whether they are those of its denoising."""
+def _known_scores(run: Path) -> set[tuple[str, int | None]]:
+    """The hash of each model that has scores, and of how many samples they are; None are those of its denoising."""
     file = run / SCORES_FILE
-    return {(score.subject_hash, score.sampling is None) for score in read_scores(file)} if file.exists() else set()
+    scores = read_scores(file) if file.exists() else []
+    return {(score.subject_hash, None if score.sampling is None else score.count) for score in scores}
 
 
-def _missing(model: Model, known: set[tuple[str, bool]]) -> list[str]:
+def _missing(model: Model, known: set[tuple[str, int | None]], plan: MeasurementPlan) -> list[str]:
     digest = weights_hash(model.denoiser.state_dict())
-    wanted = {"samples": False} | ({"denoising": True} if model.sampler.generates_at_once else {})
-    return [what for what, denoised in wanted.items() if (digest, denoised) not in known]
+    wanted = {"samples": plan.count} | ({"denoising": None} if model.sampler.generates_at_once else {})
+    return [what for what, count in wanted.items() if (digest, count) not in known]
 
 
 def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPlan, stop: StopRequest) -> list[Score]:
@@ -87,14 +82,6 @@ def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPla
         images = until_stopped(stop, generate(model, range(plan.count), sampling, plan.batch))
         scores += evaluate(images, reference, model_subject(model, name, sampling, seed=0))
     return scores
-
-
-def until_stopped(stop: StopRequest, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The batches; raises Stopped where a stop has been asked for."""
-    for batch in batches:
-        if stop:
-            raise Stopped
-        yield batch
 
 
 def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: MeasurementPlan) -> list[Score]:

@@ -56,6 +56,15 @@ def _lines(batches: Batches, total: int | None, text: str, console: Console, eve
             console.print(f"{text}: {counted(done, total, now - start)}", highlight=False, markup=False, soft_wrap=True)
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "seed"), plural(1200, "image")
+    ('1 seed', '1,200 images')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def counted(done: int, total: int | None, seconds: float) -> str:
     """How far a pass has come, and how long it will still take.
 

@@ -90,8 +90,13 @@ def publish(aside: Path, path: Path) -> None:
     if path.exists():
         old = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         path.rename(old / "old")
-        aside.rename(path)
-        shutil.rmtree(old)
+        try:
+            aside.rename(path)
+        except OSError:
+            (old / "old").rename(path)
+            raise
+        finally:
+            shutil.rmtree(old)
     else:
         aside.rename(path)
     sync_folder(path.parent)

@@ -2,11 +2,14 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import TypeVar
 
 STOP_SIGNALS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
+
+Item = TypeVar("Item")
 
 ANSWER = "finishing this step, then saving"
 STDERR = 2
@@ -33,6 +36,18 @@ class StopRequest:
         if self.by is None and not self._quiet:
             _say(ANSWER if self._patient else f"{ANSWER} (press again to stop without saving)")
         self.by = signal.Signals(number).name
+
+
+class Stopped(Exception):
+    """What was asked to stop has stopped before its end."""
+
+
+def until_stopped(stop: StopRequest, items: Iterable[Item]) -> Iterator[Item]:
+    """The items; raises Stopped once a stop has been asked for."""
+    for item in items:
+        if stop:
+            raise Stopped
+        yield item
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from tcm.data import Dataset, open_dataset
 from tcm.evaluation.features import load_detector
+from tcm.foundation.counting import plural
 from tcm.foundation.errors import TcmError
 from tcm.report.drawing import COLUMNS, ObservedRun, Origin, PathFromNoise, Showpiece
 from tcm.report.html import Content, Html, figure, html, paragraph, rows_of_images, section, side_by_side
@@ -143,7 +144,7 @@ def _ranked(what: str, index: int) -> str:
 def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Tensor]]:
     pairs = torch.stack([path.inputs[:, sample], path.outputs[:, sample]], 1).flatten(0, 1)
     times = ", ".join(f"{t:.3g}" for t in path.times)
-    steps = f"{len(path.times)} step{'s' if len(path.times) > 1 else ''}"
+    steps = plural(len(path.times), "step")
     return [(Html(f"{steps}<small>t = {times}</small>"), pairs)]
 
 

@@ -10,13 +10,17 @@ from threading import Lock
 
 from tcm.foundation.counting import duration
 from tcm.foundation.errors import TcmError
+from tcm.recipes.decided import DECIDED_FILE
 from tcm.recipes.estimates import estimate
+from tcm.recipes.folders import RECIPE_FILE
 from tcm.report import curves, figures, overview
 from tcm.report.drawing import ObservedRun
 from tcm.report.html import Html, figure, paragraph, section, side_by_side
 from tcm.report.page import whole_page
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.report.watching import watching
+from tcm.training.metrics import METRICS_FILE
+from tcm.weights import stages_elsewhere
 
 HERE = "127.0.0.1"
 MOMENT = 0.2
@@ -133,9 +137,10 @@ class LivePage:
 
 
 def _watched(folder: Path) -> list[Path]:
-    """The files whose change changes the page."""
-    patterns = ("recipe.toml", "*/metrics.jsonl", "*/samples/*.png", "*/state/step-*", "*/model")
-    return [path for pattern in patterns for path in folder.glob(pattern)]
+    """The files whose change changes the page; the stages of a study's run are elsewhere."""
+    stages = [*stages_elsewhere(folder).values()] or [path for path in folder.iterdir() if path.is_dir()]
+    patterns = (METRICS_FILE, DECIDED_FILE, "samples/*.png", "state/step-*", "model")
+    return [folder / RECIPE_FILE, *(path for stage in stages for pattern in patterns for path in stage.glob(pattern))]
 
 
 class _Handler(BaseHTTPRequestHandler):

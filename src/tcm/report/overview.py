@@ -25,6 +25,8 @@ from tcm.report.html import (
     table,
 )
 from tcm.report.records import RunRecord, StageRecord, Status
+from tcm.training.checkpoint import newest_step
+from tcm.training.metrics import METRICS_FILE
 
 HERO, HERO_ROWS = 20, 2
 NFE = Html('<abbr title="network evaluations per image">NFE</abbr>')
@@ -197,7 +199,7 @@ def _warnings(stage: StageRecord) -> str:
 
 
 def _unfinished(run: RunRecord, stage: StageRecord) -> str:
-    metrics = stage.folder / "metrics.jsonl"
+    metrics = stage.folder / METRICS_FILE
     written = ""
     if metrics.is_file():
         when = datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(" ", "seconds")
@@ -206,7 +208,7 @@ def _unfinished(run: RunRecord, stage: StageRecord) -> str:
         Html(
             f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is training it, "
             f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it from its newest checkpoint, "
-            f"step {stage.checkpoint:,}."
+            f"step {newest_step(stage.folder):,}."
         ),
         "progress",
     )

@@ -13,8 +13,9 @@ from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, all_moved_aside, stage
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
+from tcm.training.checkpoint import newest_step
 from tcm.training.health import warnings_in
-from tcm.training.metrics import read_metrics
+from tcm.training.metrics import METRICS_FILE, read_metrics
 from tcm.training.resuming import noted_init
 from tcm.training.starts import Start, read_starts
 
@@ -58,13 +59,7 @@ class StageRecord:
     @property
     def step(self) -> int:
         """The last step that is known: that of the newest checkpoint, or of the metrics since."""
-        return max((self.checkpoint, *(int(line["step"]) for line in self.lines)))
-
-    @property
-    def checkpoint(self) -> int:
-        """The step of the newest checkpoint, from which the stage would resume; 0 if there is none."""
-        numbers = [path.name.removeprefix("step-") for path in (self.folder / "state").glob("step-*")]
-        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+        return max((newest_step(self.folder), *(int(line["step"]) for line in self.lines)))
 
     @property
     def warnings(self) -> list[str]:
@@ -167,7 +162,7 @@ def _before(name: str, stage: Path) -> list[StageRecord]:
 def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:
     spec = recipe.stages[name]
     span = spec.span(recipe)
-    lines = _lines(folder / "metrics.jsonl")
+    lines = _lines(folder / METRICS_FILE)
     generates, t_prime = spec.start(recipe) is not None, spec.forgets_below(recipe)
     sampler = spec.sampler(recipe.second_time)
     others = tuple(key for key, role in spec.roles(recipe).items() if role.trained and key != "student")

@@ -17,12 +17,11 @@ from tcm.evaluation.features import load_detector, weights_hash
 from tcm.evaluation.generation import Sampling, generate, sampling_batch
 from tcm.evaluation.references import Reference, chosen_images, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
-from tcm.evaluation.whole_run import Stopped, until_stopped
 from tcm.foundation.counting import Batches
 from tcm.foundation.downloads import data_folder
 from tcm.foundation.locks import acquire
 from tcm.foundation.progress import SentProgress
-from tcm.foundation.signals import StopRequest
+from tcm.foundation.signals import Stopped, StopRequest, until_stopped
 from tcm.foundation.workers import Send
 from tcm.method.sampling import Sampler
 from tcm.recipes.folders import SCORES_FILE, stage_folders

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tcm.evaluation.generation import quantise
-from tcm.foundation.counting import duration
+from tcm.foundation.counting import duration, plural
 from tcm.foundation.devices import best_device
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import write_text
@@ -88,11 +88,15 @@ def _top(results: StudyResults) -> str:
     count, done = len(results.trials), sum(trial.status == "measured" for trial in results.trials)
     failed = [trial for trial in results.trials if trial.status == "failed"]
     if done + len(failed) < count:
-        waiting = f"{done} of {count} runs (variants × seeds) are measured so far. To resume: {html(_command(results))}"
+        waiting = (
+            f"{done} of {plural(count, 'run')} (variants × seeds) measured so far. To resume: {html(_command(results))}"
+        )
         parts.append(paragraph(Html(waiting), "progress"))
     if failed:
         lines = "".join(f"<br>{escape(line)}" for line in failures(results))
-        parts.append(paragraph(Html(f"<strong>{len(failed)} of {count} runs failed</strong>{lines}"), "failure"))
+        parts.append(
+            paragraph(Html(f"<strong>{len(failed)} of {plural(count, 'run')} failed</strong>{lines}"), "failure")
+        )
     return f"<header>{''.join(parts)}</header>"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 
+from tcm.foundation.counting import plural
 from tcm.studies.analysis import Comparison, Difference, Outcome, Summary, difference, summarise
 from tcm.studies.results import StudyResults
 from tcm.studies.schema import Expects, Quantity
@@ -74,7 +75,7 @@ def _parts(results: StudyResults) -> list[tuple[Outcome, str]]:
 def _comparison(expected: Expects, comparison: Comparison) -> str:
     better, other, gain = expected.better, comparison.other, comparison.gain
     diverged = [(better, comparison.diverged), (other, comparison.other_diverged)]
-    runaway = [f"{name} diverged with {count} seed{'s' if count > 1 else ''}" for name, count in diverged if count]
+    runaway = [f"{name} diverged with {plural(count, 'seed')}" for name, count in diverged if count]
     if gain is None:
         return " and ".join(runaway) or f"{better} and {other} have no seed in common that is measured"
     return ", and ".join([_difference_sentence(expected, comparison, gain), *runaway])
@@ -161,7 +162,7 @@ def conditions(results: StudyResults) -> str:
     """How the values were measured, in a sentence or two."""
     measure, seeds = results.study.measure, results.study.seeds
     scores = [score for trial in results.trials for score in trial.scores.values() if score.t is None]
-    several = f"{len(seeds)} training seeds ({', '.join(map(str, seeds))})"
+    several = f"{plural(len(seeds), 'training seed')} ({', '.join(map(str, seeds))})"
     text = f"Mean ± standard deviation over {several}. Differences are paired by seed, with a 95 % t-interval"
     comparisons = len(results.study.variants) - 1
     text += (

@@ -126,6 +126,11 @@ def kept_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(number), path) for number, path in found.items() if number.isdecimal()))
 
 
+def newest_step(stage: Path) -> int:
+    """The step of a stage's newest checkpoint, from which it would resume; 0 if there is none."""
+    return max(kept_checkpoints(stage / "state"), default=0)
+
+
 def averaged_model(checkpoint: Path, card: ModelCard) -> Model:
     """The model that a stage would have ended with at a checkpoint: the student's first average.
 

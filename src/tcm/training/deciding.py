@@ -6,7 +6,7 @@ from tcm.recipes.decided import note_decision
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.lineage import roles_of, source_stage
 from tcm.recipes.schema import Recipe
-from tcm.training.metrics import read_metrics
+from tcm.training.metrics import METRICS_FILE, read_metrics
 from tcm.training.watching import read_curves
 
 
@@ -22,7 +22,7 @@ def decide(recipe: Recipe, name: str, run: Path) -> None:
         source = source_stage(recipe, name, role)
         if role.needs_curves is None or source is None:
             continue
-        metrics = folders[source] / "metrics.jsonl"
+        metrics = folders[source] / METRICS_FILE
         curves = read_curves(read_metrics(metrics)) if metrics.is_file() else {}
         decision = recipe.stages[name].decide(recipe, curves)
         if decision is not None:

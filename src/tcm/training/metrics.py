@@ -71,12 +71,15 @@ class Window:
         }
 
 
+METRICS_FILE = "metrics.jsonl"
+
+
 class MetricsFile:
     """metrics.jsonl: a line per log interval, per sample grid and per event."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def rewind(self, step: int, keep_events: bool) -> None:
         """Drop the lines after `step`, from where training resumes; events stay if they will not happen again."""
@@ -84,7 +87,7 @@ class MetricsFile:
         kept = [line for line in lines if line["step"] <= step or (keep_events and "event" in line)]
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file.close()
-        self._file = self._path.open("a", buffering=1)
+        self._file = self._path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, values: dict[str, Any]) -> None:
         self._file.write(json.dumps(values) + "\n")
@@ -96,7 +99,7 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a last line that a crash cut short is left out."""
     lines = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").split("\n"):
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:

@@ -127,12 +127,6 @@ def note(run: Path, recipe: Recipe, init: str | None) -> None:
                 write_text(run / name, text)
 
 
-def reached_step(stage: Path) -> int:
-    """The step of a stage's newest checkpoint; 0 if there is none."""
-    numbers = [path.name.removeprefix("step-") for path in (stage / "state").glob("step-*")]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
-
 def _begun(stage: Path) -> bool:
     return (stage / "state").exists() or (stage / "model").exists()
 

@@ -38,7 +38,7 @@ from tcm.training.deciding import decide
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
 from tcm.training.locking import only_one
-from tcm.training.metrics import MetricsFile, time_bins
+from tcm.training.metrics import METRICS_FILE, MetricsFile, time_bins
 from tcm.training.precision import products, store_in_bfloat16
 from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
 from tcm.training.sharding import shard
@@ -249,7 +249,7 @@ class Run:
                 if self.processes.first:
                     (folder / "samples").mkdir(parents=True, exist_ok=True)
                     append_start(folder, start_now(self.processes.device, self.processes.count))
-                    metrics = opened.enter_context(closing(MetricsFile(folder / "metrics.jsonl")))
+                    metrics = opened.enter_context(closing(MetricsFile(folder / METRICS_FILE)))
                     trackers = [
                         opened.enter_context(closing(open_tracker(tracker, folder)))
                         for tracker in self.options.trackers

@@ -173,7 +173,8 @@ class StageLoop:
     def _go_back(self, step: int, record: StepRecord, returns: int) -> Position:
         """Return to the newest checkpoint with other noise; after too many returns to it, say what to change."""
         trainer, guard = self.trainer, self.trainer.stage.guard
-        newest = self.checkpoints.newest().path
+        found = self.checkpoints.newest()
+        newest = found.path
         with trainer.processes.agreeing():
             if newest is None:
                 raise TcmError(
@@ -189,6 +190,8 @@ class StageLoop:
         trainer.go_back(position)
         if self.metrics is not None:
             self.metrics.rewind(position.step, keep_events=True)
+        for damage in found.damage:
+            self._event(position.step, "damaged", damage)
         self._event(position.step, "went back", f"to step {position.step} with other noise: {record.reason}")
         self.progress.begin(position.step)
         return position

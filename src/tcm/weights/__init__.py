@@ -109,9 +109,11 @@ def find(path: str | Path) -> Path:
     """The folder on this machine of the model that `load` takes; one on the hub is downloaded."""
     if not isinstance(path, str | Path):
         raise TcmError(f"{path!r} is not a path; {_advice()}")
-    if Path(path).is_dir():
-        return last_model(Path(path)) if is_run(Path(path)) else Path(path)
-    if (BUNDLED / path).is_dir():
+    own = Path(path)
+    named = str(path) in bundled_models()
+    if own.is_dir() and (not named or is_run(own) or (own / CONFIG_FILE).is_file()):
+        return last_model(own) if is_run(own) else own
+    if named:
         return BUNDLED / path
     if str(path).count("/") != 1 or str(path).startswith((".", "/", "~")):
         raise TcmError(f"{path} is not a folder; {_advice()}")

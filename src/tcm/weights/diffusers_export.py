@@ -119,7 +119,7 @@ def export_diffusers(model: Model, out: Path) -> float:
         pipeline.save_pretrained(folder)
         module = f"{type(model.denoiser.network).__name__.lower()}_unet"
         (folder / "unet" / f"{module}.py").write_text(network_source(model))
-        index = json.loads((folder / "model_index.json").read_text())
+        index = json.loads((folder / "model_index.json").read_text("utf-8"))
         index["unet"] = [module, "ConsistencyUNet"]
         (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
         (folder / "README.md").write_text(readme(model, out.name, module))

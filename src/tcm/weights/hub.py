@@ -51,7 +51,7 @@ class HubFolder:
             model.write_files(folder)
             pictures = _draw(model, folder / SAMPLES_FILE)
             text = card_text(model, self.repository, scores=self.scores, recipe=self.recipe, pictures=pictures)
-            (folder / README_FILE).write_text(text)
+            (folder / README_FILE).write_text(text, "utf-8")
 
     def _licensed(self) -> Model:
         """The model, whose card says the licence that its owner gives it."""
