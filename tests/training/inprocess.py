@@ -56,7 +56,7 @@ def begin(
     metrics = MetricsFile(folder / "metrics.jsonl")
     progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
-    checkpoints = Checkpoints(folder / "state", spec.keep, ALONE)
+    checkpoints = Checkpoints(folder / "state", spec.keep, ALONE, spec.checkpoint_every)
     return StageLoop(trainer, batches, card, True, folder, checkpoints, progress, metrics, []), StopRequest(
         patient=True
     )

@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 from threading import Timer
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Send
 
@@ -55,4 +56,9 @@ def die_when_idle(send: Send, stop: StopRequest) -> bool:
 
 def take_a_second(send: Send, stop: StopRequest) -> bool:
     time.sleep(1.0)
+    return True
+
+
+def warn(send: Send, stop: StopRequest) -> bool:
+    warnings.warn("few images", TcmWarning, stacklevel=1)
     return True

@@ -13,7 +13,7 @@ import torch
 from inprocess import ALONE, begin, events, train
 from launching import FOLDERS, Launcher, fingerprint, tiny, tiny_recipe
 
-from tcm.training.checkpoint import Checkpoints, Position
+from tcm.training.checkpoint import Checkpoints, Position, kept_checkpoints
 from tcm.training.guard import GuardState
 
 pytestmark = pytest.mark.long
@@ -107,6 +107,17 @@ def test_all_checkpoints_damaged(finished: Path, tmp_path: Path) -> None:
     (state / "step-old").rmdir()
     assert fingerprint(run) == fingerprint(finished)
     assert not (state / ".writing-12").exists()
+
+
+def test_what_a_stop_saved_in_between_takes_no_place(tmp_path: Path) -> None:
+    """After an interruption at step 5 the same checkpoints are kept as without it; the last step may be any."""
+    kept = []
+    for steps in ((0, 4, 5, 8, 10), (0, 4, 8, 10)):
+        checkpoints = Checkpoints(tmp_path / str(len(steps)), 3, ALONE, every=4)
+        for step in steps:
+            checkpoints.save({"weights": torch.ones(2)}, Position(step=step))
+        kept.append(list(kept_checkpoints(checkpoints.folder)))
+    assert kept == [[4, 8, 10], [4, 8, 10]]
 
 
 def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 import os
 import signal
+import time
+from contextlib import suppress
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from jobs import crash, die, die_when_idle, fail, leave_a_file, note, take_a_second, work_until_stopped
+from jobs import crash, die, die_when_idle, fail, leave_a_file, note, take_a_second, warn, work_until_stopped
 from launching import Launcher, fingerprint, lines
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.signals import StopRequest
 from tcm.foundation.workers import Job, side_by_side
 
@@ -92,6 +96,29 @@ def test_a_worker_that_dies_while_it_has_no_job(tmp_path: Path) -> None:
     assert len(done) == 3
     (message,) = failures.values()
     assert "its process ended with exit code -9" in message
+
+
+def test_ctrl_c_while_a_worker_starts(tmp_path: Path) -> None:
+    """A terminal sends it to the worker too, also before that can ignore it; the job is not for the worker to stop."""
+
+    def press() -> None:
+        while not (children := active_children()):
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            for _ in range(100):
+                os.kill(children[0].pid or 0, signal.SIGINT)
+                time.sleep(0.01)
+
+    presses = Thread(target=press)
+    presses.start()
+    assert side_by_side([Job("longer", take_a_second)], 1, never(), lambda _: None) == {"longer"}
+    presses.join()
+
+
+def test_warnings_of_workers_are_given_by_the_process_that_started_them() -> None:
+    with pytest.warns(TcmWarning, match="few images") as given:
+        side_by_side([Job("one", warn), Job("two", warn)], 2, never(), lambda _: None)
+    assert len(given) == 2
 
 
 def test_a_request_to_stop_reaches_the_workers(tmp_path: Path) -> None:

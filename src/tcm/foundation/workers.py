@@ -3,16 +3,19 @@
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.signals import STOP_SIGNALS, StopRequest
 
 Send = Callable[[Any], None]
@@ -46,6 +49,11 @@ class Job:
 @dataclass(frozen=True)
 class _Said:
     message: Any
+
+
+@dataclass(frozen=True)
+class _Warned:
+    text: str
 
 
 @dataclass(frozen=True)
@@ -91,13 +99,18 @@ def side_by_side(
                 if isinstance(heard, _Said):
                     hear(heard.message)
                     continue
+                if isinstance(heard, _Warned):
+                    warnings.warn(heard.text, TcmWarning, stacklevel=2)
+                    continue
                 del busy[worker.connection]
                 if heard.alive:
                     idle.append(worker)
                 else:
                     worker.end()
                     numbers.append(worker.number)
-                if heard.failure is not None and failed is not None:
+                if stop and not heard.alive:
+                    pass  # ended by the signal that stops all
+                elif heard.failure is not None and failed is not None:
                     failed(worker.job, heard.failure)
                 else:
                     failure = failure or heard.failure
@@ -113,6 +126,21 @@ def side_by_side(
             worker.end()
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold back the signals that stop a run: a process that starts meanwhile begins without them, as the terminal sends
+    them to it too."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # it starts with the first process, and then lets the signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """The process of a worker, as the one that started it sees it."""
 
@@ -120,7 +148,8 @@ class _Worker:
         self.number = number
         self.connection, there = _CONTEXT.Pipe()
         self._process = _CONTEXT.Process(target=_serve, args=(there, number, begin))
-        self._process.start()
+        with _signals_held():
+            self._process.start()
         there.close()  # now the connection ends with the process
         self._asked = False
 
@@ -128,7 +157,7 @@ class _Worker:
         self.job = job
         self._send(job)
 
-    def receive(self) -> _Said | _Ended:
+    def receive(self) -> "_Said | _Warned | _Ended":
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -159,12 +188,35 @@ def _serve(connection: Connection, number: int, begin: Begin) -> None:
     for wanted in STOP_SIGNALS:
         # Ctrl-C reaches all processes of a terminal; this one hears from the one that started it.
         signal.signal(wanted, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     stop, jobs = StopRequest(patient=True), SimpleQueue[Job]()
     Thread(target=_listen, args=(connection, jobs, stop), daemon=True).start()
     begin(number)
     while True:
         job = jobs.get()
-        connection.send(_carry_out(job, lambda message: connection.send(_Said(message)), stop))
+        with _warnings_sent(connection):
+            ended = _carry_out(job, lambda message: connection.send(_Said(message)), stop)
+        connection.send(ended)
+
+
+@contextmanager
+def _warnings_sent(connection: Connection) -> Iterator[None]:
+    """Let the process that started this one give our warnings: it knows which it has given."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", TcmWarning)
+        warnings.showwarning = _sending(connection, warnings.showwarning)
+        yield
+
+
+def _sending(connection: Connection, usual: Callable[..., None]) -> Callable[..., None]:
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, TcmWarning):
+            connection.send(_Warned(str(message)))
+        else:
+            usual(message, category, *where)
+
+    return show
 
 
 def _carry_out(job: Job, send: Send, stop: StopRequest) -> _Ended:

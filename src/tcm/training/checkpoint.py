@@ -62,10 +62,14 @@ class Newest:
 
 
 class Checkpoints:
-    """The checkpoints of a stage, in `folder`/step-N."""
+    """The checkpoints of a stage, in `folder`/step-N: the newest, and the last `keep` of every `every` steps.
 
-    def __init__(self, folder: Path, keep: int, processes: Processes) -> None:
-        self.folder, self.keep, self.processes = folder, keep, processes
+    What a stop saved in between is not kept beyond the next, so that a stage that was interrupted ends with the same
+    checkpoints as one that was not.
+    """
+
+    def __init__(self, folder: Path, keep: int, processes: Processes, every: int = 1) -> None:
+        self.folder, self.keep, self.processes, self.every = folder, keep, processes, every
 
     def save(self, tensors: dict[str, Tensor], position: Position) -> None:
         """Write a checkpoint; a full disk is an error that leaves the one before intact."""
@@ -86,7 +90,8 @@ class Checkpoints:
                 sums |= {file.name: _checksum(file) for file in aside.iterdir() if file.name not in sums}
                 (aside / CHECKSUMS).write_text(json.dumps(dict(sorted(sums.items())), indent=2))
                 publish(aside, target)
-                for old in self._steps()[self.keep :]:
+                usual = [step for step in self._steps() if step == position.step or step % self.every == 0]
+                for old in set(self._steps()) - set(usual[: self.keep]):
                     shutil.rmtree(self.folder / f"step-{old}")
 
     def newest(self) -> Newest:

@@ -204,7 +204,7 @@ class Run:
                 note(self.folder, self.recipe, plan.init)
         stage = recipe.stages[name]
         trainer = self._trainer(recipe, name, models)
-        checkpoints = Checkpoints(folder / "state", stage.keep, self.processes)
+        checkpoints = Checkpoints(folder / "state", stage.keep, self.processes, stage.checkpoint_every)
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
