@@ -1,5 +1,6 @@
 """`tcm study report` for finished and unfinished studies: the page and the Markdown."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from playwright.sync_api import Browser
 from tcm.cli.study_report import study_report
 from tcm.evaluation.scores import append_scores, read_scores
 from tcm.foundation.errors import TcmError
+from tcm.recipes.folders import stage_folders
+from tcm.recipes.resolve import resolve
 from tcm.studies.analysis import summarise
 from tcm.studies.folders import MEASURED_FILE
 from tcm.studies.results import read_study
@@ -107,7 +110,7 @@ def test_an_unfinished_study(copied: Path) -> None:
     (copied / "runs" / "seed-0" / "t-4" / MEASURED_FILE).unlink()
     study_report(copied)
     page = check(Page(copied / "report.html"))
-    assert "4 of 8 runs (variants × seeds) are measured so far" in page.text
+    assert "4 of 8 runs (variants × seeds) measured so far" in page.text
     assert f"tcm study run {copied / 'study.toml'} --out {copied}" in page.text
     assert "a single seed, so there is no interval" in page.text
     results = read_study(copied)
@@ -132,7 +135,45 @@ def test_scores_that_cannot_be_read_are_named(copied: Path) -> None:
     (copied / "runs" / "seed-0" / "t-1" / "scores.jsonl").write_text("{}\n")
     study_report(copied)
     text = Page(copied / "report.html").text
-    assert "The scores of t&#x27; = 1, seed 0 are left out" in text
+    assert "The scores of t&#x27; = 1, seed 0, are left out" in text
+
+
+@pytest.mark.parametrize("damage", ["no scores", "a score less", "no model"])
+def test_what_is_gone_is_not_counted(copied: Path, damage: str) -> None:
+    """A variant whose scores or model were lost is measured again by the next run, and until then it is not hidden."""
+    run = copied / "runs" / "seed-0" / "t-1"
+    scores = run / "scores.jsonl"
+    if damage == "no scores":
+        scores.unlink()
+    elif damage == "a score less":
+        scores.write_text("".join(scores.read_text().splitlines(keepends=True)[:-1]))
+    else:
+        shutil.rmtree(stage_folders(resolve(str(run / "recipe.toml")), run)["truncated"] / "model")
+    study_report(copied)
+    results = read_study(copied)
+    assert [trial.status for trial in results.of("t' = 1")] == ["unfinished", "measured"]
+    assert main_table(results, [ONE_STEP])[1][1][1].text == "1 of 2"
+    if damage == "no model":
+        for text in (Page(copied / "report.html").text, (copied / "report.md").read_text()):
+            assert "its model is not there any more; `tcm study run` trains it again" in text
+
+
+def test_a_page_goes_where_a_page_can_be(study_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(TcmError, match=r"folder\.html is a folder; name a file"):
+        study_report(study_folder, tmp_path / "folder.html")
+    with pytest.raises(TcmError, match=r"page\.md does not end in \.html"):
+        study_report(study_folder, tmp_path / "page.md")
+    (tmp_path / "file").touch()
+    with pytest.raises(TcmError, match="cannot be written"):
+        study_report(study_folder, tmp_path / "file" / "page.html")
+
+
+def test_a_traceback_is_told_by_its_last_line(copied: Path) -> None:
+    failed = copied / "runs" / "seed-0" / "too-fast" / "failed.json"
+    failed.write_text(json.dumps({"stage": "truncated", "error": "x: Traceback\n  File\nMemoryError: no memory\n"}))
+    study_report(copied)
+    assert "- too fast, seed 0: MemoryError: no memory\n" in (copied / "report.md").read_text()
 
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:

@@ -223,6 +223,53 @@ def test_another_study_is_refused(done: Path, tmp_path: Path) -> None:
         carry_out(renamed, done / "out")
 
 
+def test_what_is_measured_may_be_corrected_until_something_is(tmp_path: Path) -> None:
+    """A misspelled detector is found before anything is trained."""
+    path = write_study(tmp_path / "study.toml", {"t' = 1": []})
+    path.write_text(path.read_text() + '[measure]\ndetector = "digit"\n')
+    with pytest.raises(TcmError, match="detector='digit' is not known; use inception, digits"):
+        carry_out(path, tmp_path / "out")
+    study = resolve_study(path)
+    variants = all_variants(study)
+    for count in (100, 200):
+        study = study.model_copy(update={"measure": study.measure.model_copy(update={"count": count})})
+        prepare(study, variants, [], tmp_path / "out")
+    (run_folder(tmp_path / "out", variants[0]) / "scores.jsonl").touch()
+    study = study.model_copy(update={"measure": study.measure.model_copy(update={"count": 300})})
+    with pytest.raises(TcmError, match=r"another study \(with other measure\)"):
+        prepare(study, variants, [], tmp_path / "out")
+
+
+def test_a_study_of_a_recipe_of_ones_own_may_be_moved(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "mine.toml").write_text('extends = "digits"\nt_max = 40.0\n')
+    path = write_study(here / "study.toml", {"t' = 1": []})
+    path.write_text(path.read_text().replace('base = "digits"', 'base = "mine.toml"'))
+    study = resolve_study(path)
+    prepare(study, all_variants(study), [], here / "out")
+    prepare(study, all_variants(study), [], here / "out")
+    here.rename(there)
+    (there / "mine.toml").unlink()
+    moved = noted_study(there / "out")
+    assert all_variants(moved)[0].recipe.t_max == 40.0
+    prepare(moved, all_variants(moved), [], there / "out")
+    (there / "mine.toml").write_text('extends = "digits"\nt_max = 50.0\n')
+    changed = resolve_study(there / "study.toml")
+    with pytest.raises(TcmError, match=r"another study \(with other base\)"):
+        prepare(changed, all_variants(changed), [], there / "out")
+
+
+def test_stages_that_were_moved_are_asked_for(tmp_path: Path) -> None:
+    study, out = resolve_study(write_study(tmp_path / "study.toml", {"t' = 1": []})), tmp_path / "out"
+    share_stages(out, tmp_path / "stages")
+    (tmp_path / "stages").rename(tmp_path / "moved")
+    with pytest.raises(TcmError, match=r"stages leads to .*stages, which is not there; say where"):
+        prepare(study, all_variants(study), [], out)
+    share_stages(out, tmp_path / "moved")
+    prepare(study, all_variants(study), [], out)
+
+
 def test_seeds_may_be_added(tmp_path: Path) -> None:
     """And the words of a study may change, but not a recipe."""
     study = resolve_study(write_study(tmp_path / "study.toml", {"t' = 1": []}, seeds=(3,)))

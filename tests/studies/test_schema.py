@@ -119,6 +119,13 @@ def test_the_base_is_looked_for_beside_the_study(tmp_path: Path, monkeypatch: py
         ("seeds = [1, 1]\n" + VARIANTS, "seeds: 1 is given twice; give each seed once"),
         ("seeds = [-1]\n" + VARIANTS, "seeds[0]=-1"),
         (VARIANTS + '[grid]\n"truncated.rho" = [0.5]', "grid and variants cannot both be given; give one of them"),
+        (VARIANTS + "[measure]\nmetrics = []", "nothing is measured; give metrics and steps, dfid, or gradients"),
+        (VARIANTS + "[measure]\nsteps = [1, 1]", "steps: 1 is given twice; give it once"),
+        ("seeds = [99999999999999999999]\n" + VARIANTS, "seeds[0]=99999999999999999999"),
+        ('[variants]\none = "truncated.steps=8"', "must be a list of overrides; write ['truncated.steps=8']"),
+        (f'[variants]\n"{"long" * 60}" = []', "is too long for a folder's name; choose a shorter one"),
+        ('[grid]\n"truncated.rho" = [0.5, 0.5]', "grid.truncated.rho: 0.5 is given twice; give it once"),
+        ('[grid]\n"truncated.rho" = [2026-11-18]', "no key of a recipe takes a date such as 2026-11-18; remove it"),
         ("[grid]\ntruncated.rho = [0.5]", 'write the key in quotes, such as "truncated.rho" = [0.1, 0.25]'),
         (
             '[variants]\n"a b" = []\n"a-b" = []',
@@ -159,6 +166,8 @@ def test_a_wrong_study_is_refused(text: str, message: str, tmp_path: Path) -> No
             VARIANTS + '[measure]\ncurve = ["continued"]',
             "measure.curve='continued' is not a stage; use one of: diffusion, consistency, truncated",
         ),
+        (VARIANTS + "[measure]\ndfid = [100.0]", "measure.dfid=100 lies above t_max=80; use lower times"),
+        ('[variants]\none = ["seed=3"]', "variant 'one': seed cannot be overridden; give the study's seeds"),
     ],
 )
 def test_variants_that_do_not_fit_the_recipe_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ app = typer.Typer(
 
 app.command("report")(study_report)
 
+MOST_SEEDS = 10_000
 StudyName = Annotated[str, typer.Argument(help="A study's name (see `tcm study list`), or a .toml file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
@@ -139,7 +140,7 @@ def run(
     elif outcome.failures:
         text = f"{plural(len(outcome.failures), 'variant')} failed; the same command tries again"
     else:
-        text = f"done: {out}; see it with `tcm study report {out}`"
+        text = f"{'done' if share is None else f'part {part} is done'}: {out}; see it with `tcm study report {out}`"
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     if outcome.failures:
         raise typer.Exit(1)
@@ -157,6 +158,8 @@ def _with_seeds(study: Study, text: str | None) -> Study:
         if len(set(given)) < len(given):
             raise TcmError(f"--seeds {text} gives a seed twice; give each seed once")
         return study.model_copy(update={"seeds": tuple(given)})
+    if given[0] > MOST_SEEDS:
+        raise TcmError(f"--seeds {text} is a number of seeds; to run seed {text} alone, add a comma: --seeds {text},")
     if given[0] < 1:
         raise TcmError(f"--seeds {text} must be at least 1; to run seed 0 alone, write 0 with a comma: --seeds 0,")
     more = (seed for seed in range(given[0] + len(study.seeds)) if seed not in study.seeds)

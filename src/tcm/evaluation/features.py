@@ -16,6 +16,7 @@ from tcm.evaluation.digits import FEATURES, DigitsClassifier
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 
+NAMES = ("inception", "digits", efficientnet.NAME)
 DIGITS_FILE = Path(__file__).with_name("digits.safetensors")
 
 
@@ -99,11 +100,14 @@ def load_detector(name: str, device: torch.device | str = "cpu", precision: str 
         return _torchscript(inception_weights.inception_file(), device, precision)
     if name == efficientnet.NAME:
         return _efficientnet(device, precision)
-    if not Path(name).is_file():
-        raise TcmError(
-            f"detector={name!r} is none of 'inception', 'digits' and {efficientnet.NAME!r}, nor a TorchScript file"
-        )
+    check_known(name)
     return _torchscript(Path(name), device, precision)
+
+
+def check_known(name: str) -> None:
+    """Refuse a detector that is neither one of ours nor a file."""
+    if name not in NAMES and not Path(name).is_file():
+        raise TcmError(f"detector={name!r} is not known; use {', '.join(NAMES)}, or a TorchScript file")
 
 
 class _DigitsFeatures(nn.Module):

@@ -103,6 +103,8 @@ def read_scores(path: Path) -> list[Score]:
             found = earlier | _with_conditions(found)
         if not isinstance(found, dict) or found.keys() != known:
             raise TcmError(f"{path}, line {number} is not a score of this version; remove the line or measure again")
+        if isinstance(found["value"], bool) or not isinstance(found["value"], int | float):
+            raise TcmError(f"{path}, line {number}: value={found['value']!r} is not a number; remove the line")
         scores.append(Score(**found))
     return scores
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
+from tcm.foundation.errors import TcmError
 from tcm.foundation.files import write_text
 from tcm.report import curves, galleries, overview
 from tcm.report.drawing import ObservedRun
@@ -75,5 +76,15 @@ def write_report(runs: Sequence[ObservedRun], out: Path) -> None:
 
     >>> write_report([observe_run(read_run(Path("runs/digits")))], Path("report.html"))  # doctest: +SKIP
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, render(runs))
+    write_page(out, render(runs))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a file where a user asked for it, whole or not at all."""
+    if path.is_dir():
+        raise TcmError(f"--out={path} is a folder; name a file, such as {path / 'report.html'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise TcmError(f"{path} cannot be written ({error.strerror}); choose another --out") from error

@@ -81,7 +81,8 @@ class Comparison:
             return "not seen"
         if self.beyond.certain:
             return "held"
-        return "leaned that way" if self.beyond.agreeing >= MOST * self.beyond.count else "not seen"
+        most = self.beyond.count > 1 and self.beyond.agreeing >= MOST * self.beyond.count
+        return "leaned that way" if most else "not seen"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tcm.evaluation.scores import read_scores
 from tcm.foundation.errors import TcmError, TcmWarning, describe_validation
 from tcm.foundation.files import write_text
 from tcm.recipes.changes import changes
-from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE
 from tcm.recipes.resolve import resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.studies.common_stages import SharedStage, same_weights, stage_key
@@ -25,11 +26,14 @@ STUDY_FILE = "study.toml"
 FAILED_FILE = "failed.json"
 """In a variant's folder: the stage that failed, and its error."""
 MEASURED_FILE = "measured"
-"""In a variant's folder: all its scores are there."""
+"""In a variant's folder: all its scores are there, and how many."""
 STAGES = "stages"
 """In a study's folder: the folders of all stages, or a link to those that several studies share."""
-DECISIVE = ("name", "base", "overrides", "variants", "measure")
-"""The keys of a study that decide its results; the others, but for the seeds, only say what to make of them."""
+BASE_FILE = "base.toml"
+"""In a study's folder: a base recipe of one's own, so that the folder may be moved."""
+DECISIVE = ("name", "overrides", "variants")
+"""The keys of a study that decide its results, besides its base and what it measures; the others only say what to make
+of them."""
 MEASURING = "measuring"
 """What failed if no stage did."""
 
@@ -65,6 +69,8 @@ def share_stages(out: Path, shared: Path) -> None:
         for folder in (out, shared):
             folder.mkdir(parents=True, exist_ok=True)
         with FileLock(out / ".lock"):
+            if own.is_symlink() and not own.exists():
+                own.unlink()  # what it leads to was moved
             if not own.exists():
                 own.symlink_to(os.path.relpath(shared.resolve(), out.resolve()), target_is_directory=True)
     except OSError as error:
@@ -102,36 +108,65 @@ def note_failure(run: Path, failure: Failure | None) -> None:
         _write(run / FAILED_FILE, failure.model_dump_json(indent=2) + "\n")
 
 
+def is_measured(run: Path) -> bool:
+    """Whether all scores of a variant are there, and can be read."""
+    path = run / MEASURED_FILE
+    if not path.exists():
+        return False
+    count = path.read_text("utf-8").strip()
+    if not count.isdecimal():  # an earlier version noted no number
+        return True
+    try:
+        return len(read_scores(run / SCORES_FILE)) >= int(count)
+    except TcmError:
+        return False
+
+
 def prepare(study: Study, variants: Sequence[Variant], stages: Iterable[SharedStage], out: Path) -> None:
     """Note what the study is, and for each variant and stage its recipe and where the stages of that are.
 
     Refuses another study than the one that the folder holds; more seeds and other words are taken over.
     """
+    shared = out / STAGES
+    if shared.is_symlink() and not shared.exists():
+        raise TcmError(
+            f"{shared} leads to {os.readlink(shared)}, which is not there; say where it is now with --stages"
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / ".lock"):
+            _note_study(study, out)
+            for variant in variants:
+                _check_variant(variant, out)
+                _note_run(run_folder(out, variant), variant.recipe, out)
+            for stage in stages:
+                _check_stage(stage, out)
+                if stage.name in study.measure.curve:
+                    _warn_of_missing_points(stage, out)
+                _note_run(stage_folder(out, stage.key), stage.recipe, out)
     except OSError as error:
         raise TcmError(f"{out} cannot be used as a study's folder ({error.strerror}); choose another --out") from error
-    with FileLock(out / ".lock"):
-        _note_study(study, out)
-        for variant in variants:
-            _check_variant(variant, out)
-            _note_run(run_folder(out, variant), variant.recipe, out)
-        for stage in stages:
-            _check_stage(stage, out)
-            if stage.name in study.measure.curve:
-                _warn_of_missing_points(stage, out)
-            _note_run(stage_folder(out, stage.key), stage.recipe, out)
 
 
 def _note_study(study: Study, out: Path) -> None:
     if (out / STUDY_FILE).exists():
         noted = noted_study(out)
-        if other := [key for key in DECISIVE if getattr(study, key) != getattr(noted, key)]:
+        if other := _differing(study, noted, measured=any(out.glob(f"runs/*/*/{SCORES_FILE}"))):
             what = noted.name if "name" in other else f"with other {', '.join(other)}"
             raise TcmError(f"{out} holds another study ({what}); choose another --out")
         seeds = tuple(dict.fromkeys([*noted.seeds, *study.seeds]))
         study = study.model_copy(update={"seeds": seeds})
+    if study.base.endswith(".toml"):
+        _write(out / BASE_FILE, to_toml(resolve(study.base)))
+        study = study.model_copy(update={"base": BASE_FILE})
     _write(out / STUDY_FILE, study_to_toml(study))
+
+
+def _differing(study: Study, noted: Study, measured: bool) -> list[str]:
+    """The keys in which two studies differ so that they cannot share a folder."""
+    other = [key for key in DECISIVE if getattr(study, key) != getattr(noted, key)]
+    other += ["base"] if resolve(study.base) != resolve(noted.base) else []
+    return other + (["measure"] if measured and study.measure != noted.measure else [])
 
 
 def _check_variant(variant: Variant, out: Path) -> None:

@@ -1,7 +1,16 @@
 """A study's results as plain Markdown, for `docs/`."""
 
 from tcm.studies.results import StudyResults
-from tcm.studies.words import Table, conditions, failures, paper_table, tables, verdict_parts, verdict_sentence
+from tcm.studies.words import (
+    Table,
+    conditions,
+    failures,
+    left_out,
+    paper_table,
+    tables,
+    verdict_parts,
+    verdict_sentence,
+)
 
 
 def render_markdown(results: StudyResults) -> str:
@@ -17,6 +26,7 @@ def render_markdown(results: StudyResults) -> str:
     ]
     if failed := failures(results):
         parts.append("\n".join(["Failed:", "", *(f"- {line}" for line in failed)]))
+    parts += left_out(results)
     if study.paper is not None:
         note = (study.paper.note or study.where).removesuffix(".")
         parts.append(f"The paper's figures ({note}) beside ours:")

@@ -13,7 +13,7 @@ from tcm.data import Dataset, open_dataset
 from tcm.data.latents import seen_by
 from tcm.evaluation.denoising import denoising_distances, model_denoise
 from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
-from tcm.evaluation.features import load_detector, weights_hash
+from tcm.evaluation.features import check_known, load_detector, weights_hash
 from tcm.evaluation.generation import Sampling, generate, sampling_batch
 from tcm.evaluation.references import Reference, chosen_images, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
@@ -36,6 +36,15 @@ from tcm.weights.card import CONFIG_FILE, read_card
 
 LOCK_FILE = ".measuring.lock"
 """In a stage's folder: variants that share the stage do not measure it twice."""
+
+
+def check_measure(study: Study, recipe: Recipe) -> None:
+    """Find out what cannot be measured before anything is trained."""
+    measure = study.measure
+    for detector in filter(None, (measure.detector, measure.curve_detector)):
+        check_known(detector)
+    if measure.data is not None:
+        open_dataset(measure.data, expected=condition_of(recipe))
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def measure_variant(
             progress.at(number)
     except Stopped:
         return False
-    (run / MEASURED_FILE).touch()
+    (run / MEASURED_FILE).write_text(f"{len(_scores(run))}\n")
     return True
 
 

@@ -10,7 +10,6 @@ from tcm.evaluation.generation import quantise
 from tcm.foundation.counting import duration, plural
 from tcm.foundation.devices import best_device
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import write_text
 from tcm.report.drawing import COLUMNS, spread_conditions
 from tcm.report.html import (
     Content,
@@ -25,20 +24,21 @@ from tcm.report.html import (
     side_by_side,
     table,
 )
-from tcm.report.page import whole_page
+from tcm.report.page import whole_page, write_page
 from tcm.studies import figures
 from tcm.studies.common_stages import with_needed
 from tcm.studies.courses import denoising, gradients, over_training
 from tcm.studies.folders import STUDY_FILE
 from tcm.studies.markdown import render_markdown
 from tcm.studies.measuring import Subject, load_subject, sampling_steps
-from tcm.studies.resolve import shipped_studies, study_to_toml
+from tcm.studies.resolve import resolve_study, shipped_studies, study_to_toml
 from tcm.studies.results import StudyResults, Trial
 from tcm.studies.words import (
     Table,
     by_kind,
     conditions,
     failures,
+    left_out,
     paper_table,
     seeds_text,
     tables,
@@ -55,8 +55,10 @@ def write_study_report(results: StudyResults, out: Path) -> None:
 
     >>> write_study_report(read_study(Path("runs/t-prime")), Path("runs/t-prime/report.html"))  # doctest: +SKIP
     """
+    if out.suffix != ".html":
+        raise TcmError(f"--out={out} does not end in .html; the Markdown is written next to it, as .md")
     for path, text in ((out, render(results)), (out.with_suffix(".md"), render_markdown(results))):
-        write_text(path, text)
+        write_page(path, text)
 
 
 def render(results: StudyResults) -> str:
@@ -106,11 +108,7 @@ def _tables(results: StudyResults) -> str:
         "seeds agree with its sign. Bold where the interval excludes 0."
     )
     parts = [_html_table(table) for table in tables(results)]
-    problems = [
-        paragraph(f"The scores of {_named(trial)} are left out: {trial.problem}", "note")
-        for trial in results.trials
-        if trial.problem and trial.status != "failed"
-    ]
+    problems = [paragraph(line, "note") for line in left_out(results)]
     return section("Results", sentence, *parts, paragraph(conditions(results), "note"), *problems)
 
 
@@ -172,7 +170,7 @@ def _row(results: StudyResults, trial: Trial) -> tuple[Content, torch.Tensor]:
     subject = Subject(trial.variant.stage, None, COLUMNS)
     folders = {stage.name: stage.folder for stage in trial.record.stages}
     model = load_subject(trial.variant.recipe, folders, subject).to(best_device())
-    steps = sampling_steps(results.study, model.sampler)[0]
+    steps = (*sampling_steps(results.study, model.sampler), 1)[0]
     images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
     label = f"{html(trial.variant.name)}<small>{model.sampler.name(steps)}, seed {trial.variant.seed}</small>"
     return Html(label), quantise(images)
@@ -208,8 +206,9 @@ def _record(results: StudyResults) -> str:
 
 def _command(results: StudyResults) -> Html:
     """What runs the study, or resumes it."""
-    known = results.study.name in shipped_studies()
-    source = results.study.name if known else str(results.folder / STUDY_FILE)
+    name = results.study.name
+    known = name in shipped_studies() and resolve_study(name) == results.study
+    source = name if known else str(results.folder / STUDY_FILE)
     return code(shlex.join(["tcm", "study", "run", source, "--out", str(results.folder)]))
 
 

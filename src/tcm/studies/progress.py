@@ -179,7 +179,7 @@ class StudyProgress:
         """A job has failed; the others continue."""
         self.ledger.fail(job)
         self._remove(job)
-        self.say(f"{job}: failed: {error}; {self.ledger.summary()}")
+        self.say(f"{job}: failed: {error.strip().rpartition(chr(10))[2]}; {self.ledger.summary()}")
 
     def draw(self, job: str, step: int, steps: int) -> None:
         """Move a job's bar."""

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import date, time
 from difflib import get_close_matches
 from itertools import product
 from os.path import normpath
@@ -60,11 +61,17 @@ def variants_of(study: Study, seed: int) -> list[Variant]:
     for stage in study.measure.curve:
         if stage not in known:
             raise TcmError(f"{study.name}: measure.curve={stage!r} is not a stage; use one of: {', '.join(known)}")
+    t_max = max(variant.recipe.t_max for variant in variants)
+    for t in study.measure.dfid:
+        if t > t_max:
+            raise TcmError(f"{study.name}: measure.dfid={t:g} lies above t_max={t_max:g}; use lower times")
     return variants
 
 
 def _variant(study: Study, name: str, spec: VariantSpec, seed: int) -> Variant:
     given = {key_of(override) for override in spec.overrides}
+    if "seed" in given | {key_of(override) for override in study.overrides}:
+        raise TcmError(f"{study.name}, variant {name!r}: seed cannot be overridden; give the study's seeds")
     shared = [override for override in study.overrides if key_of(override) not in given]
     try:
         recipe = resolve(study.base, [*shared, *spec.overrides, f"seed={seed}"])
@@ -99,6 +106,9 @@ def _written_out(tree: Tree, source: str) -> Tree:
         tree = tree | {"base": normpath(Path(source).absolute().parent / base)}
     if not isinstance(variants, dict):
         return tree
+    for name, given in variants.items():
+        if isinstance(given, str):
+            raise TcmError(f"{source}: variants.{name!r}={given!r} must be a list of overrides; write [{given!r}]")
     tables = {name: {"overrides": given} if isinstance(given, list) else given for name, given in variants.items()}
     return tree | {"variants": tables}
 
@@ -108,7 +118,9 @@ def _with_grid(tree: Tree, source: str) -> Tree:
     if "grid" not in tree:
         return tree
     if "variants" in tree:
-        raise TcmError(f"{source}: grid and variants cannot both be given; give one of them")
+        raise TcmError(
+            f"{source}: grid and variants cannot both be given; give one of them (a study that this one extends counts)"
+        )
     grid = tree["grid"]
     if not isinstance(grid, dict) or not grid:
         raise TcmError(f'{source}: grid={grid!r} must be a table such as "truncated.rho" = [0.1, 0.25]')
@@ -118,6 +130,11 @@ def _with_grid(tree: Tree, source: str) -> Tree:
                 f"{source}: grid.{key}={values!r} must be a list of values; write the key in quotes, such as "
                 '"truncated.rho" = [0.1, 0.25]'
             )
+        for value in values:
+            if isinstance(value, date | time):
+                raise TcmError(f"{source}: grid.{key}: no key of a recipe takes a date such as {value}; remove it")
+            if values.count(value) > 1:
+                raise TcmError(f"{source}: grid.{key}: {value!r} is given twice; give it once")
     rest = {key: value for key, value in tree.items() if key != "grid"}
     return rest | {"variants": _grid_variants(grid)}
 

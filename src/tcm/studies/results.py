@@ -10,10 +10,10 @@ import torch
 
 from tcm.evaluation.generation import Sampling
 from tcm.evaluation.scores import Score
-from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.studies.analysis import Column, Comparison, Verdict, compare, spikes
-from tcm.studies.folders import MEASURED_FILE, Failure, noted_failure, noted_study, run_folder
+from tcm.studies.folders import Failure, is_measured, noted_failure, noted_study, run_folder
 from tcm.studies.measuring import Subject, sampling_steps
 from tcm.studies.resolve import variants_of
 from tcm.studies.schema import GRADIENTS, Expects, Quantity, Study, Variant
@@ -139,8 +139,11 @@ def _trial(study: Study, folder: Path, variant: Variant) -> Trial:
         return Trial(variant, *(failed or ("not begun",)))
     record = read_run(run)
     variant = replace(variant, recipe=record.recipe)
-    status: Status = "measured" if (run / MEASURED_FILE).exists() else "unfinished"
-    known = failed or (status, record.scores_problem, False)
+    status: Status = "measured" if is_measured(run) else "unfinished"
+    problem = record.scores_problem
+    if status == "measured" and not stage_folders(variant.recipe, run)[variant.stage].joinpath("model").is_dir():
+        status, problem = "unfinished", "its model is not there any more; `tcm study run` trains it again"
+    known = failed or (status, problem, False)
     scores: dict[Quantity, Score] = {}
     courses: dict[str, dict[int, dict[Quantity, Score]]] = {}
     for stage in record.stages:

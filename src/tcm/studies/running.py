@@ -20,15 +20,16 @@ from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.resolve import resolve
 from tcm.studies.common_stages import SharedStage, as_noted, shared_stages, stage_key, stages_to_train
 from tcm.studies.folders import (
-    MEASURED_FILE,
     MEASURING,
     Failure,
+    is_measured,
     note_failure,
     noted_failure,
     prepare,
     run_folder,
     stage_folder,
 )
+from tcm.studies.measuring import check_measure
 from tcm.studies.progress import FromJob, Ledger, StudyProgress, Task, shown
 from tcm.studies.resolve import key_of, variants_of
 from tcm.studies.schema import Study, Variant
@@ -90,6 +91,7 @@ def run_study(
     all threads.
     """
     everything = all_variants(study)
+    check_measure(study, everything[0].recipe)
     stages = shared_stages(study, everything)
     prepare(study, everything, stages.values(), out)
     variants = everything if part is None else part.of(everything)
@@ -138,7 +140,8 @@ class _Jobs:
         users: dict[str, list[Variant]] = {}
         measuring = []
         for variant in variants:
-            if not (run_folder(self.out, variant) / MEASURED_FILE).exists():
+            model = stage_folder(self.out, stage_key(variant.recipe, variant.stage)) / "model"
+            if not (model.is_dir() and is_measured(run_folder(self.out, variant))):
                 keys = [stage_key(variant.recipe, name) for name in stages_to_train(self.study, variant)]
                 for key in keys:
                     users.setdefault(key, []).append(variant)

@@ -13,6 +13,8 @@ from tcm.foundation.errors import TcmError
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.optimization import Count, Positive, Spec
 
+LONGEST_NAME = 200
+"""Bytes of a variant's folder; file systems take 255."""
 HIGHER_IS_BETTER = ("is", "precision", "recall")
 
 
@@ -78,6 +80,15 @@ class Measure(Spec):
     )
     gradients: bool = Field(default=False, description="whether spikes of the gradient norm are counted")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key in ("metrics", "steps", "dfid", "curve"):
+            if twice := [value for value, count in Counter(getattr(self, key)).items() if count > 1]:
+                raise TcmError(f"{key}: {twice[0]!r} is given twice; give it once")
+        if not self.quantities:
+            raise TcmError("nothing is measured; give metrics and steps, dfid, or gradients = true")
+        return self
+
     @property
     def quantities(self) -> list[Quantity]:
         """All that is measured.
@@ -139,7 +150,7 @@ class Study(Spec):
     where: str = Field(description="where the paper makes it")
     base: str = Field(description="a recipe's name, or a .toml file, relative to the study's own")
     overrides: tuple[str, ...] = Field(default=(), description="changes to the base recipe for all variants")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     reference: str | None = Field(default=None, description="what variants are compared with; not given: the first")
     variants: dict[str, VariantSpec] = Field(min_length=1)
     measure: Measure = Measure()
@@ -224,6 +235,8 @@ def _check_names(variants: dict[str, Any]) -> None:
     for name in variants:
         if not slug_of(name):
             raise TcmError(f"variants: the name {name!r} has neither letters nor digits; choose another")
+        if len(slug_of(name).encode()) > LONGEST_NAME:
+            raise TcmError(f"variants: {name[:40]!r}… is too long for a folder's name; choose a shorter one")
         if slugs[slug_of(name)] > 1:
             raise TcmError(
                 f"variants: {name!r} and another variant would have the same folder, {slug_of(name)!r}; rename one"

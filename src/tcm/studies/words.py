@@ -187,10 +187,20 @@ def failures(results: StudyResults) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for trial in results.trials:
         if trial.status == "failed":
-            reasons.setdefault((trial.variant.name, trial.problem or ""), []).append(str(trial.variant.seed))
+            reason = (trial.problem or "").strip().rpartition("\n")[2]  # of a traceback the error
+            reasons.setdefault((trial.variant.name, reason), []).append(str(trial.variant.seed))
     return [
         f"{variant}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}"
         for (variant, reason), seeds in reasons.items()
+    ]
+
+
+def left_out(results: StudyResults) -> list[str]:
+    """Why scores are missing of variants that did not fail, a line for each."""
+    return [
+        f"The scores of {trial.variant.name}, seed {trial.variant.seed}, are left out: {trial.problem}"
+        for trial in results.trials
+        if trial.problem and trial.status != "failed"
     ]
 
 
