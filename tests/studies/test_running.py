@@ -252,7 +252,7 @@ def test_a_study_of_a_recipe_of_ones_own_may_be_moved(tmp_path: Path) -> None:
     here.rename(there)
     (there / "mine.toml").unlink()
     moved = noted_study(there / "out")
-    assert all_variants(moved)[0].recipe.t_max == 40.0
+    assert resolve(moved.base).t_max == 40.0
     prepare(moved, all_variants(moved), [], there / "out")
     (there / "mine.toml").write_text('extends = "digits"\nt_max = 50.0\n')
     changed = resolve_study(there / "study.toml")
