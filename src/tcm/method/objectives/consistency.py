@@ -40,29 +40,29 @@ class Pairs:
     weighting: Weighting = inverse_delta
     distillation: Distillation | None = None
 
-    def earlier(self, models: Models, batch: Batch, draw: Draw, x_t: Tensor, r: Tensor) -> Tensor:
+    def earlier(self, models: Models, batch: Batch, drawn: Draw, x_t: Tensor, r: Tensor) -> Tensor:
         """x_r: x + rε in consistency training, one solver step from x_t in consistency distillation."""
         if self.distillation is None:
-            return batch.x + column(r, batch.x) * draw.eps
+            return batch.x + column(r, batch.x) * drawn.eps
         D = model_of(models, "teacher", "distillation")
-        return self.distillation.step(guided(D, draw.condition, self.distillation.guidance), x_t, draw.t, r)
+        return self.distillation.step(guided(D, drawn.condition, self.distillation.guidance), x_t, drawn.t, r)
 
-    def weighted_distances(self, models: Models, batch: Batch, step: int, draw: Draw, t_prime: float) -> Tensor:
+    def weighted_distances(self, models: Models, batch: Batch, step: int, drawn: Draw, t_prime: float) -> Tensor:
         """ω(t)/Δ_t d(f_θ(x_t, t), f_{θ⁻,θ0⁻}^trunc(x_r, r)) of each sample. TCM Eq. 4 and 5."""
-        f, t, delta = models["student"], draw.t, self.curriculum.delta(draw.t, step)
+        f, t, delta = models["student"], drawn.t, self.curriculum.delta(drawn.t, step)
         r = t - delta
-        x_t = batch.x + column(t, batch.x) * draw.eps
+        x_t = batch.x + column(t, batch.x) * drawn.eps
         with torch.no_grad():
-            x_r = self.earlier(models, batch, draw, x_t, r)
-            target = f_trunc(models, x_r, r, draw, t_prime)
-        return self.weight(f, t, delta, x_t) * self.distance(f(x_t, t, draw.condition, draw.masks), target)
+            x_r = self.earlier(models, batch, drawn, x_t, r)
+            target = f_trunc(models, x_r, r, drawn, t_prime)
+        return self.weight(f, t, delta, x_t) * self.distance(f(x_t, t, drawn.condition, drawn.masks), target)
 
     def weight(self, f: Denoiser, t: Tensor, delta: Tensor, like: Tensor) -> Tensor:
         """ω(t)/Δ_t, for distances between images `like`."""
         return to_device(self.weighting(t, delta, f.sigma_data).to(like.dtype), like.device)
 
 
-def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) -> Tensor:
+def f_trunc(models: Models, x: Tensor, t: Tensor, drawn: Draw, t_prime: float) -> Tensor:
     """f_{θ,θ0⁻}^trunc(x, t) = f_θ(x, t) 1{t ≥ t'} + f_θ0⁻(x, t) 1{t < t'}. TCM Eq. 5.
 
     Each sample goes through one network only, with its own dropout masks.
@@ -74,14 +74,14 @@ def f_trunc(models: Models, x: Tensor, t: Tensor, draw: Draw, t_prime: float) ->
     for role, chosen in (("frozen", early), ("student", ~early)):
         if role in models:
             f = models[role]
-            fill(out, chosen, partial(evaluated, f, x, t, draw), f)
+            fill(out, chosen, partial(evaluated, f, x, t, drawn), f)
     return out
 
 
-def evaluated(f: Denoiser, x: Tensor, t: Tensor, draw: Draw, rows: Tensor) -> Tensor:
+def evaluated(f: Denoiser, x: Tensor, t: Tensor, drawn: Draw, rows: Tensor) -> Tensor:
     """f(x, t) of some samples, under their condition and with their dropout masks."""
-    drawn = draw.select(rows)
-    return f(x[to_device(rows, x.device)], t[rows], drawn.condition, drawn.masks)
+    some = drawn.select(rows)
+    return f(x[to_device(rows, x.device)], t[rows], some.condition, some.masks)
 
 
 def fill(out: Tensor, chosen: Tensor, evaluate: Callable[[Tensor], Tensor], f: Denoiser) -> None:
@@ -114,11 +114,11 @@ class Consistency(Objective):
         """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`."""
         return draw(self.times.at(step), models, batch, streams, self.label_dropout)
 
-    def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
+    def loss_at(self, models: Models, batch: Batch, step: int, drawn: Draw) -> Losses:
         """The loss at given times and noise."""
-        weighted = self.pairs.weighted_distances(models, batch, step, draw, t_prime=0.0)
+        weighted = self.pairs.weighted_distances(models, batch, step, drawn, t_prime=0.0)
         total = weighted.sum() / batch.B
-        return Losses(total, {"consistency": total.detach()}, weighted.detach(), draw.t)
+        return Losses(total, {"consistency": total.detach()}, weighted.detach(), drawn.t)
 
     def schedule(self, step: int) -> dict[str, float]:
         return self.pairs.curriculum.schedule(step)

@@ -29,14 +29,14 @@ class Diffusion(Objective):
         """t ~ ψ_t, ε ~ N(0, I), masks; the condition is dropped with probability `label_dropout`, for guidance."""
         return draw(self.times.at(step), models, batch, streams, self.label_dropout)
 
-    def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
+    def loss_at(self, models: Models, batch: Batch, step: int, drawn: Draw) -> Losses:
         """The loss at given times and noise."""
         f = models["student"]
-        x_t = batch.x + column(draw.t, batch.x) * draw.eps
-        error = (f(x_t, draw.t, draw.condition, draw.masks) - batch.x).flatten(1).square().mean(1)
-        weighted = error / to_device(c_out(draw.t, f.sigma_data).to(error.dtype), error.device) ** 2
+        x_t = batch.x + column(drawn.t, batch.x) * drawn.eps
+        error = (f(x_t, drawn.t, drawn.condition, drawn.masks) - batch.x).flatten(1).square().mean(1)
+        weighted = error / to_device(c_out(drawn.t, f.sigma_data).to(error.dtype), error.device) ** 2
         denoising = weighted.detach().sum() / batch.B
         if f.uncertainty is not None:
-            u = f.uncertainty(to_device(f.preconditioning.c_noise(draw.t, f.sigma_data).to(error.dtype), error.device))
+            u = f.uncertainty(to_device(f.preconditioning.c_noise(drawn.t, f.sigma_data).to(error.dtype), error.device))
             weighted = weighted / u.exp() + u
-        return Losses(weighted.sum() / batch.B, {"denoising": denoising}, weighted.detach(), draw.t)
+        return Losses(weighted.sum() / batch.B, {"denoising": denoising}, weighted.detach(), drawn.t)

@@ -50,15 +50,15 @@ class TruncatedConsistency(Objective):
         drawn = draw(self.times.at(step), models, batch, streams, self.label_dropout)
         return replace(drawn, t=torch.where(self.is_boundary(batch), self.t_prime, drawn.t))
 
-    def loss_at(self, models: Models, batch: Batch, step: int, draw: Draw) -> Losses:
+    def loss_at(self, models: Models, batch: Batch, step: int, drawn: Draw) -> Losses:
         """The loss at given times and noise. TCM Eq. 11."""
-        weighted = self.pairs.weighted_distances(models, batch, step, draw, self.t_prime)
+        weighted = self.pairs.weighted_distances(models, batch, step, drawn, self.t_prime)
         N_B = self.boundary_count(batch.B)
         boundary = to_device(self.is_boundary(batch), weighted.device)
         L_B = (weighted * boundary).sum() / N_B
         L_C = (weighted * ~boundary).sum() / (batch.B - N_B)
         parts = {"consistency": L_C.detach(), "boundary": L_B.detach()}
-        return Losses(self.w_b * L_B + L_C, parts, weighted.detach(), draw.t)
+        return Losses(self.w_b * L_B + L_C, parts, weighted.detach(), drawn.t)
 
     def boundary_count(self, B: int) -> int:
         """N_B = ⌊Bρ⌋; a batch without boundary samples would silently collapse, so it is an error."""
