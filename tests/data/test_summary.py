@@ -30,3 +30,19 @@ def test_digits() -> None:
     summary = summarize(open_dataset("digits"))
     assert summary.sigma_data == pytest.approx(0.7518, abs=1e-4)
     assert summary.duplicates == 0
+
+
+def test_large_images_are_read_a_few_at_a_time() -> None:
+    class Large(ArrayDataset):
+        read = 0
+
+        def pixels(self, indices: np.ndarray) -> np.ndarray:
+            self.read = max(self.read, len(indices))
+            return super().pixels(indices)
+
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 512, 512), dtype=np.uint8)
+    dataset = Large(images)
+    summary = summarize(dataset)
+    assert dataset.read * images[0].nbytes <= 2**24
+    assert summary.sigma_data == pytest.approx(images.std() / 127.5)
+    assert sampled_deviation(dataset) == pytest.approx(summary.sigma_data)

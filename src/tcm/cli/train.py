@@ -76,6 +76,7 @@ def train(
 
     from tcm.foundation.processes import join
     from tcm.recipes.folders import RECIPE_FILE
+    from tcm.recipes.overrides import key_of
     from tcm.recipes.resolve import differences, resolve
     from tcm.training.adapting import adapted, fitted_to
     from tcm.training.run import Run, RunOptions
@@ -103,7 +104,7 @@ def train(
             if not processes.first:
                 warnings.simplefilter("ignore", TcmWarning)  # the first process says it
             named = resolve(recipe, changes)
-            given = {change.partition("=")[0].strip() for change in changes}
+            given = set(map(key_of, changes))
             # A run's own recipe has been adapted.
             fitted = named if own else fitted_to(named, init, given)
             resolved = named if own else adapted(fitted, given)

@@ -4,6 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +16,9 @@ from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, Condition, ConditionKind, Labels
 from tcm.method.objectives import Trajectory
 from tcm.text.autoencoders import Latents
+
+CHUNK_BYTES = 2**24
+"""Of images that are read together where all are needed."""
 
 Pixels = NDArray[np.uint8]
 Indices = NDArray[np.int64]
@@ -192,10 +196,12 @@ class Dataset(ABC):
             )
         return self.pixels(indices), None if self.annotations is None else self.annotations.condition(indices)
 
-    def chunks(self, size: int = 4096) -> Iterator[Pixels]:
-        """Yield all images in order, `size` at a time."""
-        for start in range(0, self.count, size):
-            yield self.pixels(np.arange(start, min(start + size, self.count)))
+    def chunks(self, indices: Indices | None = None) -> Iterator[Pixels]:
+        """Yield the images at `indices`, or all, in that order and some 16 MB at a time."""
+        chosen = np.arange(self.count) if indices is None else indices
+        size = max(1, CHUNK_BYTES // prod(self.shape))
+        for start in range(0, len(chosen), size):
+            yield self.pixels(chosen[start : start + size])
 
     def stored(self) -> Stored | None:
         """Return where the images are read from as they are needed; None if all of them are in memory."""

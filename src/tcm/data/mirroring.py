@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcm.data.dataset import Dataset, Pixels
+from tcm.data.summary import sample_of
 
-SAMPLE = 2000
-"""Images that are looked at."""
 GRID = 16
-"""They are scaled down to this many pixels across, or somewhat more."""
+"""Images are scaled down to this many pixels across, or somewhat more."""
 TOLD_APART = 0.6
 """From this share of correct answers on, mirrored images are another kind of image."""
 SMALLEST_CLASS = 40
@@ -37,10 +36,9 @@ class MirrorTest:
 
 def mirrors(dataset: Dataset) -> MirrorTest:
     """The mirror test of a sample of a data set and of its classes."""
-    indices = np.sort(np.random.default_rng(0).permutation(dataset.count)[:SAMPLE])
-    labels = dataset.class_labels
+    indices, labels = sample_of(dataset), dataset.class_labels
     groups = {} if labels is None else {name: labels.values[indices] == k for k, name in enumerate(labels.names)}
-    return mirror_test(dataset.pixels(indices), groups)
+    return _worst(np.concatenate([_antisymmetric(images) for images in dataset.chunks(indices)]), groups)
 
 
 def mirror_test(pixels: Pixels, classes: Mapping[str, NDArray[np.bool_]]) -> MirrorTest:
@@ -49,9 +47,13 @@ def mirror_test(pixels: Pixels, classes: Mapping[str, NDArray[np.bool_]]) -> Mir
     Where that works, there is text, a flag, or a shoe that always points left, and mirroring would teach a model images
     that are not in the data.
     """
-    groups = {"all images": np.ones(len(pixels), bool)}
+    return _worst(_antisymmetric(pixels), classes)
+
+
+def _worst(a: Floats, classes: Mapping[str, NDArray[np.bool_]]) -> MirrorTest:
+    groups = {"all images": np.ones(len(a), bool)}
     groups |= {name: rows for name, rows in classes.items() if rows.sum() >= SMALLEST_CLASS}
-    tests = [_told_apart(_antisymmetric(pixels[rows]), group) for group, rows in groups.items()]
+    tests = [_told_apart(a[rows], group) for group, rows in groups.items()]
     return max(tests, key=lambda test: test.accuracy - 2 * test.error)
 
 

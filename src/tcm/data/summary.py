@@ -4,9 +4,13 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tcm.data.dataset import Broken, Dataset
+from tcm.data.dataset import Broken, Dataset, Indices, Pixels
 from tcm.method.conditions import ConditionKind
+
+SAMPLE = 2000
+"""Images that are looked at where not all are needed."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,12 @@ def summarize(dataset: Dataset) -> Summary:
     0.75
     """
     seen: set[bytes] = set()
-    total = np.zeros(dataset.shape[0], np.int64)
-    squares = np.zeros(dataset.shape[0], np.int64)
+    counts = np.zeros((dataset.shape[0], 256), np.int64)
     for images in dataset.chunks():
         seen.update(hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest() for image in images)
-        values = images.astype(np.int64)
-        total += values.sum(axis=(0, 2, 3))
-        squares += (values**2).sum(axis=(0, 2, 3))
-    pixels = dataset.count * dataset.shape[1] * dataset.shape[2]
-    means, stds = zip(
-        *(_mean_and_std(*sums, pixels) for sums in zip(total.tolist(), squares.tolist(), strict=True)), strict=True
-    )
-    _, sigma_data = _mean_and_std(int(total.sum()), int(squares.sum()), pixels * dataset.shape[0])
+        counts += _channel_counts(images)
+    means, stds = zip(*map(_mean_and_std, counts), strict=True)
+    _, sigma_data = _mean_and_std(counts.sum(0))
     labels = dataset.class_labels
     names = () if labels is None else labels.names
     numbers = [] if labels is None else np.bincount(labels.values, minlength=len(names)).tolist()
@@ -67,7 +65,29 @@ def summarize(dataset: Dataset) -> Summary:
     )
 
 
-def _mean_and_std(total: int, squares: int, count: int) -> tuple[float, float]:
+def sample_of(dataset: Dataset) -> Indices:
+    """The indices of up to 2,000 images of a data set, always the same."""
+    return np.sort(np.random.default_rng(0).permutation(dataset.count)[:SAMPLE])
+
+
+def sampled_deviation(dataset: Dataset) -> float:
+    """The standard deviation of the pixels in [-1, 1] of a sample of a data set."""
+    counts = sum(_channel_counts(images).sum(0) for images in dataset.chunks(sample_of(dataset)))
+    return _mean_and_std(np.asarray(counts))[1]
+
+
+def _channel_counts(images: Pixels) -> NDArray[np.int64]:
+    """How often each channel has each value [C, 256]."""
+    channels = range(images.shape[1])
+    return np.stack([np.bincount(images[:, channel].reshape(-1), minlength=256) for channel in channels])
+
+
+def _mean_and_std(counts: NDArray[np.int64]) -> tuple[float, float]:
+    """Of pixels in [-1, 1], by how often each of the 256 values occurs; the sums are exact."""
+    values = range(256)
+    count = int(counts.sum())
+    total = sum(value * int(times) for value, times in zip(values, counts, strict=True))
+    squares = sum(value**2 * int(times) for value, times in zip(values, counts, strict=True))
     mean = total / count
     variance = (squares * count - total**2) / count**2
     return mean / 127.5 - 1, variance**0.5 / 127.5

@@ -6,10 +6,7 @@ import numpy as np
 
 from tcm.data.dataset import Dataset, Pixels
 from tcm.data.mirroring import MirrorTest, mirrors
-from tcm.data.summary import Summary, summarize
-
-SAMPLE = 2000
-"""Images that distances are taken from."""
+from tcm.data.summary import Summary, sample_of, summarize
 
 
 @dataclass(frozen=True)
@@ -24,8 +21,7 @@ class Look:
 
 def look_at(dataset: Dataset) -> Look:
     """Read a data set once, and a sample of it again."""
-    indices = np.sort(np.random.default_rng(0).permutation(dataset.count)[:SAMPLE])
-    return Look(summarize(dataset), farthest(dataset.pixels(indices)), mirrors(dataset))
+    return Look(summarize(dataset), farthest(dataset.pixels(sample_of(dataset))), mirrors(dataset))
 
 
 def farthest(pixels: Pixels) -> float:

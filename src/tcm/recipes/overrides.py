@@ -18,7 +18,7 @@ def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[
     ['second.steps=100', 'first.steps=500', 'second.t_prime=0.5']
     """
     single = [override for override in overrides if not _is_pattern(override)]
-    given = {override.partition("=")[0].strip().removeprefix("stages.") for override in single}
+    given = set(map(key_of, single))
     found = []
     for override in filter(_is_pattern, overrides):
         pattern, _, rest = override.partition(".")
@@ -35,6 +35,15 @@ def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[
             raise TcmError(f"override {override!r}: no stage has the key {own!r}; {advice}")
         found += [f"{name}.{rest}" for name in having if f"{name}.{key}" not in given]
     return single + found
+
+
+def key_of(override: str) -> str:
+    """What an override changes.
+
+    >>> key_of("stages.truncated.t_prime = 1.5")
+    'truncated.t_prime'
+    """
+    return override.partition("=")[0].strip().removeprefix("stages.")
 
 
 def _is_pattern(override: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.recipes.overrides import key_of
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.recipes.tables import Tree, read_extended, shipped_in, tables_to_toml, toml_value, with_nulls
@@ -83,11 +84,6 @@ def _variant(study: Study, name: str, spec: VariantSpec, seed: int) -> Variant:
         advice = f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(recipe.stages)}"
         raise TcmError(f"{study.name}: variants.{name!r}.stage={stage!r} is not a stage of {study.base}; {advice}")
     return Variant(name, recipe, stage)
-
-
-def key_of(override: str) -> str:
-    """What an override changes, such as `truncated.t_prime`."""
-    return override.partition("=")[0].strip().removeprefix("stages.")
 
 
 def last_stage(recipe: Recipe) -> str:

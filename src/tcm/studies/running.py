@@ -17,6 +17,7 @@ from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.overrides import key_of
 from tcm.recipes.resolve import resolve
 from tcm.studies.common_stages import SharedStage, as_noted, shared_stages, stage_key, stages_to_train
 from tcm.studies.folders import (
@@ -31,7 +32,7 @@ from tcm.studies.folders import (
 )
 from tcm.studies.measuring import check_measure
 from tcm.studies.progress import FromJob, Ledger, StudyProgress, Task, shown
-from tcm.studies.resolve import key_of, variants_of
+from tcm.studies.resolve import variants_of
 from tcm.studies.schema import Study, Variant
 from tcm.training.adapting import adapted
 from tcm.training.data_provenance import is_noted

@@ -3,10 +3,9 @@
 import tomllib
 from collections.abc import Set
 
-import numpy as np
-
 from tcm.data import Dataset, Stream
 from tcm.data.opening import STREAM, open_dataset
+from tcm.data.summary import sampled_deviation
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
@@ -17,8 +16,6 @@ from tcm.text.pipeline_folders import find_pipeline
 from tcm.training.stage_models import check_init
 from tcm.weights import inspect
 
-SAMPLE = 2000
-"""Images that sigma_data is measured on."""
 CLOSE = 0.1
 """A sigma_data that is off by a smaller share is left as it is."""
 
@@ -69,8 +66,7 @@ def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -
 
 def sigma_data(data: Dataset) -> float:
     """The standard deviation of the pixels of a sample of the images in [−1, 1], to two digits."""
-    indices = np.sort(np.random.default_rng(0).permutation(data.count)[:SAMPLE])
-    return max(0.01, round(float(data.pixels(indices).std()) / 127.5, 2))
+    return max(0.01, round(sampled_deviation(data), 2))
 
 
 def shape_of(recipe: Recipe, data: Dataset | Stream) -> ImageShape:

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from tcm.data import Dataset, Stream
 from tcm.data.mirroring import mirrors
+from tcm.data.summary import sampled_deviation
 from tcm.method.averaging import ConstantDecay
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
 
-SAMPLE = 2000
-"""Images of the data that its deviation is measured on."""
 SIGMA_FACTOR = 1.5
 """A sigma_data further from the data's deviation than this factor scales the network's inputs badly."""
 SPANS = 3
@@ -60,14 +58,9 @@ def uncompiled_tangents(name: str, stage: Stage) -> list[str]:
 
 def wrong_sigma_data(sigma_data: float, dataset: Dataset) -> list[str]:
     """A sigma_data that is not the data's."""
-    indices = np.sort(np.random.default_rng(0).permutation(dataset.count)[:SAMPLE])
-    few = np.array_split(indices, -(-len(indices) // 64))  # at a time: images may be large
-    counts = sum(np.bincount(dataset.pixels(some).reshape(-1), minlength=256) for some in few)
-    if np.count_nonzero(counts) == 1:
+    deviation = sampled_deviation(dataset)
+    if deviation == 0:
         return ["all pixels of the data have the same value: there is nothing to learn; look at `tcm data info`"]
-    values = np.arange(256) / 127.5
-    mean = np.average(values, weights=counts)
-    deviation = float(np.average((values - mean) ** 2, weights=counts) ** 0.5)
     if max(sigma_data / deviation, deviation / sigma_data) <= SIGMA_FACTOR:
         return []
     return [
