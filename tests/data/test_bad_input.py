@@ -115,6 +115,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     refuse(tmp_path / "empty", "empty holds no images")
     refuse(writers.write_zip(tmp_path / "e.zip", {}), "e.zip holds no images")
     refuse(tmp_path / "absent.zip", "there is no file or folder")
+    refuse(tmp_path / "cifar10-16.zip", "tcm data fetch cifar10 && tcm data prepare cifar10", "--size 16")
     with pytest.raises(TcmError, match="for the Hugging Face hub write hf://owner/name"):
         open_dataset("owner/name")
     (tmp_path / "blank").write_bytes(b"")

@@ -5,6 +5,7 @@ import pytest
 import writers
 
 from tcm.data import ArrayDataset, ClassLabels, open_dataset, summarize
+from tcm.data.summary import sampled_deviation
 
 
 def test_figures() -> None:

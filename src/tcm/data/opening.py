@@ -140,6 +140,9 @@ def open_class(name: str, split: str, base: type) -> Any:
 def _hint(name: str) -> str:
     if "://" in name or "{" in name:
         return f"for a stream of shards write {STREAM}{name}"
+    if made := re.fullmatch(rf"(.*/)?({'|'.join(FETCHABLE)})-(\d+)\.zip", name):
+        source, size = made.group(2, 3)
+        return f"make it with: tcm data fetch {source} && tcm data prepare {source} {name} --size {size}"
     return f"for the Hugging Face hub write {HUB}{name}" if name.count("/") == 1 else "check the path"
 
 
