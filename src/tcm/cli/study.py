@@ -12,7 +12,7 @@ from tcm.cli.study_report import study_report
 from tcm.foundation.errors import TcmError, TcmWarning
 
 if TYPE_CHECKING:
-    from tcm.studies.running import Part
+    from tcm.studies.running import Outcome, Part
     from tcm.studies.schema import Study
 
 app = typer.Typer(
@@ -108,7 +108,6 @@ def run(
 
     from rich.console import Console
 
-    from tcm.foundation.counting import plural
     from tcm.foundation.devices import available_devices
     from tcm.foundation.processes import join
     from tcm.studies.folders import share_stages
@@ -132,18 +131,23 @@ def run(
         kind = processes.device.type
         found = 1 if kind == "cpu" else len(available_devices()) - 1
         outcome = run_study(study, out, measure_variant, console, workers or found, share, kind)
-    for run_of_it, failure in outcome.failures.items():
-        text = f"failed: {run_of_it} ({failure.stage}): {failure.error.strip().splitlines()[-1]}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    if not outcome.finished:
-        text = "stopped; the same command resumes"
-    elif outcome.failures:
-        text = f"{plural(len(outcome.failures), 'variant')} failed; the same command tries again"
-    else:
-        text = f"{'done' if share is None else f'part {part} is done'}: {out}; see it with `tcm study report {out}`"
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    _say_outcome(outcome, out, part)
     if outcome.failures:
         raise typer.Exit(1)
+
+
+def _say_outcome(outcome: Outcome, out: Path, part: str | None) -> None:
+    from tcm.foundation.counting import plural
+
+    for run_of_it, failure in outcome.failures.items():
+        typer.echo(f"failed: {run_of_it} ({failure.stage}): {failure.error.strip().splitlines()[-1]}")
+    if not outcome.finished:
+        typer.echo("stopped; the same command resumes")
+    elif outcome.failures:
+        typer.echo(f"{plural(len(outcome.failures), 'variant')} failed; the same command tries again")
+    else:
+        done = "done" if part is None else f"part {part} is done"
+        typer.echo(f"{done}: {out}; see it with `tcm study report {out}`")
 
 
 def _with_seeds(study: Study, text: str | None) -> Study:

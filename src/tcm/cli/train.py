@@ -75,7 +75,6 @@ def train(
     from rich.console import Console
 
     from tcm.foundation.processes import join
-    from tcm.recipes.folders import RECIPE_FILE
     from tcm.recipes.overrides import key_of
     from tcm.recipes.resolve import differences, resolve
     from tcm.training.adapting import adapted, fitted_to
@@ -86,17 +85,10 @@ def train(
     if (full or cluster) and not dry_run:
         raise TcmError("--full and --cluster apply only to --dry-run; add --dry-run")
     later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
-    own = Path(recipe, RECIPE_FILE).is_file()
-    if budget is not None and (own or not is_data(recipe)):
-        raise TcmError(f"--budget={budget} is for your own images; {recipe!r} says how many steps to train")
-    if own:
-        run, recipe = run or Path(recipe), str(Path(recipe, RECIPE_FILE))
-    elif is_data(recipe):
-        run = run or Path("runs", Path(recipe).stem)
-        with TemporaryDirectory() if dry_run else nullcontext(run) as kept:
-            recipe = planned_recipe(recipe, Path(kept), budget, device)
-            if dry_run:
-                return
+    source = _source(recipe, run, budget, device, dry_run)
+    if source is None:
+        return
+    recipe, run, own = source
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
     with join(device) as processes:
         console = Console(quiet=not processes.first)
@@ -121,6 +113,28 @@ def train(
         quoted = quote(str(folder))
         message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"
         console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _source(
+    given: str, run: Path | None, budget: str | None, device: str | None, dry_run: bool
+) -> tuple[str, Path | None, bool] | None:
+    """The recipe that is meant, the run's folder if it is known, and whether the recipe is a run's own.
+
+    None for a dry run of images, which only shows the plan.
+    """
+    from tcm.recipes.folders import RECIPE_FILE
+
+    own = Path(given, RECIPE_FILE)
+    if budget is not None and (own.is_file() or not is_data(given)):
+        raise TcmError(f"--budget={budget} is for your own images; {given!r} says how many steps to train")
+    if own.is_file():
+        return str(own), run or Path(given), True
+    if not is_data(given):
+        return given, run, False
+    run = run or Path("runs", Path(given).stem)
+    with TemporaryDirectory() if dry_run else nullcontext(run) as kept:
+        planned = planned_recipe(given, Path(kept), budget, device)
+    return None if dry_run else (planned, run, False)
 
 
 def _print_plan(training: Run, workers: int | None, full: bool, cluster: bool) -> None:

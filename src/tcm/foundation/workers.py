@@ -79,50 +79,78 @@ def side_by_side(
     """
     waiting, done = list(jobs), set[str]()
     awaited = {job.name for job in waiting}
-    numbers = list(reversed(range(workers)))
-    idle: list[_Worker] = []
-    busy: dict[Connection, _Worker] = {}
     failure: Exception | None = None
+    team = _Team(workers, begin)
     try:
         while True:
             if not stop and failure is None:
-                for job in [job for job in waiting if not job.after & awaited - done][: workers - len(busy)]:
+                for job in [job for job in waiting if not job.after & awaited - done][: team.free]:
                     waiting.remove(job)
-                    worker = idle.pop() if idle else _Worker(numbers.pop(), begin)
-                    busy[worker.connection] = worker
-                    worker.begin(job)
-            if not busy:
+                    team.begin(job)
+            if not team.busy:
                 break
-            for connection in wait(list(busy), timeout=0.1):
-                worker = busy[connection]  # type: ignore[index]  # they are the keys that were given
-                heard = worker.receive()
-                if isinstance(heard, _Said):
-                    hear(heard.message)
-                    continue
-                if isinstance(heard, _Warned):
-                    warnings.warn(heard.text, TcmWarning, stacklevel=2)
-                    continue
-                del busy[worker.connection]
-                if heard.alive:
-                    idle.append(worker)
-                else:
-                    worker.end()
-                    numbers.append(worker.number)
-                if stop and not heard.alive:
-                    pass  # ended by the signal that stops all
-                elif heard.failure is not None and failed is not None:
-                    failed(worker.job, heard.failure)
-                else:
-                    failure = failure or heard.failure
-                done |= {worker.job.name} if heard.finished else set()
+            for job, heard in team.messages():
+                match heard:
+                    case _Said(message):
+                        hear(message)
+                    case _Warned(text):
+                        warnings.warn(text, TcmWarning, stacklevel=2)
+                    case _Ended(finished=True):
+                        done.add(job.name)
+                    case _Ended(alive=False) if stop:
+                        pass  # ended by the signal that stops all
+                    case _Ended(failure=Exception() as error) if failed is not None:
+                        failed(job, error)
+                    case _Ended():
+                        failure = failure or heard.failure
             if stop or failure is not None:
-                for worker in busy.values():
-                    worker.ask_to_stop(stop.by or "another job failed")
+                team.ask_to_stop(stop.by or "another job failed")
         if failure is not None:
             raise failure
         return done
     finally:
-        for worker in [*idle, *busy.values()]:
+        team.end()
+
+
+class _Team:
+    """Up to `count` workers: those who are `busy` with a job, by their connection, and those who are idle."""
+
+    def __init__(self, count: int, begin: Begin) -> None:
+        self.busy: dict[Connection, _Worker] = {}
+        self._idle: list[_Worker] = []
+        self._begin = begin
+        self._numbers = list(reversed(range(count)))
+
+    @property
+    def free(self) -> int:
+        """How many more jobs can begin."""
+        return len(self._idle) + len(self._numbers)
+
+    def begin(self, job: Job) -> None:
+        worker = self._idle.pop() if self._idle else _Worker(self._numbers.pop(), self._begin)
+        self.busy[worker.connection] = worker
+        worker.begin(job)
+
+    def messages(self) -> "Iterator[tuple[Job, _Said | _Warned | _Ended]]":
+        """What has been heard by now, each with its job; a worker whose job has ended is free again."""
+        for connection in wait(list(self.busy), timeout=0.1):
+            worker = self.busy[connection]  # type: ignore[index]  # they are the keys that were given
+            heard = worker.receive()
+            if isinstance(heard, _Ended):
+                del self.busy[worker.connection]
+                if heard.alive:
+                    self._idle.append(worker)
+                else:
+                    worker.end()
+                    self._numbers.append(worker.number)
+            yield worker.job, heard
+
+    def ask_to_stop(self, reason: str) -> None:
+        for worker in self.busy.values():
+            worker.ask_to_stop(reason)
+
+    def end(self) -> None:
+        for worker in [*self._idle, *self.busy.values()]:
             worker.end()
 
 
