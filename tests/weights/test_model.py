@@ -282,7 +282,7 @@ FORMAT_1 = {
         "step": 2250,
         "data": "0d31268a00d752e4e4714cedd02f57c5b4eb462a1ed8a48d983335f1fc77400e",
         "imported_from": None,
-        "licence": "Apache-2.0",
+        "licence": "apache-2.0",
     },
 }
 """The card of the bundled digits model as the first version would have written it."""

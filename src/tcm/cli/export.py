@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tcm.cli.flags import ModelName
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ ENDINGS = {"edm-state-dict": "-edm.safetensors", "onnx": "-onnx", "diffusers": "
 
 
 def export_weights(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
-    ],
+    model: ModelName,
     to: Annotated[
         Format,
         typer.Option(

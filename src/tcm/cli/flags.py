@@ -1,8 +1,17 @@
-"""Flags in help texts: `--skip-broken` takes no value, so none is shown after it."""
+"""What several commands share: the argument that names a model, and flags that show no value in help texts."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperGroup, TyperOption
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="A model folder, a run's folder (its last stage), a hub id, or a model that comes with the package: "
+        "digits, fashion-mnist, cifar10-16."
+    ),
+]
 
 
 class Group(TyperGroup):

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tcm.cli.flags import ModelName
+
 
 def playground(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
-    ],
+    model: ModelName,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("playground.html"),
     runtime: Annotated[
         Path | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tcm.cli.flags import ModelName
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def push_model(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
-    ],
+    model: ModelName,
     repository: Annotated[str, typer.Argument(help="The repository on the hub, such as someone/name.")],
     scores: Annotated[
         Path | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tcm.cli.flags import ModelName
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ Device = Annotated[str | None, typer.Option(help="Such as cpu. [the accelerator,
 
 
 def sample(
-    model: Annotated[
-        str, typer.Argument(help="A model folder, a run's folder (its last stage), digits, cifar10-16, or a hub id.")
-    ],
+    model: ModelName,
     count: Annotated[
         int | None,
         typer.Option(
