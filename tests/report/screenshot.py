@@ -1,4 +1,4 @@
-"""The README's pictures: `python tests/report/screenshot.py runs/digits/report.html docs/images/report.png [HEIGHT]`.
+"""The README's pictures: `PYTHONPATH=tests python tests/report/screenshot.py report.html docs/images/report.png [HEIGHT]`.
 
 Also of a playground, when it has drawn everything.
 """
