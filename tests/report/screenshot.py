@@ -1,6 +1,5 @@
-"""The README's pictures: `PYTHONPATH=tests python tests/report/screenshot.py report.html docs/images/report.png [HEIGHT]`.
-
-Also of a playground, when it has drawn everything.
+"""The README's pictures, of a report or of a playground that has drawn everything:
+`PYTHONPATH=tests python tests/report/screenshot.py report.html docs/images/report.png [HEIGHT]`.
 """
 
 import sys

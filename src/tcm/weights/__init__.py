@@ -52,7 +52,8 @@ def bundled_models() -> list[str]:
 
 def load(path: str | Path) -> Model:
     """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
-    (`digits`, `fashion-mnist`, `cifar10-16`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is unpickled.
+    (`digits`, `fashion-mnist`, `cifar10-16`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is
+    unpickled.
 
     Also the UNet of a Stable Diffusion pipeline, by its folder or hub id (the extra `t2i`).
     """
