@@ -35,6 +35,7 @@ class CardScore:
     sampling: str
     images: int
     reference: str
+    """The data it is compared with, and how many of its images, if that is known."""
     detector: str
 
 
