@@ -90,8 +90,8 @@ def test_the_card_of_a_run(tmp_path: Path) -> None:
     ]
     assert results[0].metric_args["images"] == 50_000
     for line in (
-        "| FID | 2.461 | times 80 | 50,000 | cifar10 | inception |",
-        "| FID | 2.055 ± 0.01 | times 80, 1 | 50,000 | cifar10 | inception |",
+        "| FID | 2.461 | times 80 | 50,000 | cifar10 (50,000 images) | inception |",
+        "| FID | 2.055 ± 0.01 | times 80, 1 | 50,000 | cifar10 (50,000 images) | inception |",
         "| conditions | ant, bee, cat |",
         "- stage: truncated",
         f"- training data (SHA-256): {'c' * 64}",

@@ -78,7 +78,8 @@ def _scores_of(model: Model, file: Path | None, run: Path | None) -> list[CardSc
             deviation=score.deviation,
             sampling=score.way or "denoising of the data",
             images=score.count,
-            reference=score.reference + (f" ({score.reference_count:,} images)" if score.reference_count else ""),
+            reference=score.reference,
+            reference_images=score.reference_count,
             detector=score.detector,
         )
         for score in read_scores(file)

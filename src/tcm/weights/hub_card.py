@@ -35,7 +35,7 @@ class CardScore:
     sampling: str
     images: int
     reference: str
-    """The data it is compared with, and how many of its images, if that is known."""
+    reference_images: int | None
     detector: str
 
 
@@ -232,7 +232,11 @@ def _score_table(scores: Sequence[CardScore]) -> str:
     head = "| metric | value | sampling | images | reference | features |\n| --- | --- | --- | --- | --- | --- |"
     rows = [
         f"| {score.metric} | {score.value:.4g}{'' if score.deviation is None else f' ± {score.deviation:.2g}'} | "
-        f"{score.sampling} | {score.images:,} | {score.reference} | {score.detector} |"
+        f"{score.sampling} | {score.images:,} | {_reference(score)} | {score.detector} |"
         for score in scores
     ]
     return "\n".join([head, *rows])
+
+
+def _reference(score: CardScore) -> str:
+    return score.reference + ("" if score.reference_images is None else f" ({score.reference_images:,} images)")
