@@ -131,7 +131,7 @@ def test_any_torchscript_file_is_a_detector(tmp_path: Path) -> None:
 
 
 def test_wrong_detectors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TcmError, match="none of 'inception', 'digits' and 'efficientnet-lite0'"):
+    with pytest.raises(TcmError, match="is not known; use inception, digits, efficientnet-lite0"):
         load_detector("incepton")
     with pytest.raises(TcmError, match="precision='fp64'"):
         load_detector("digits", precision="fp64")

@@ -77,7 +77,7 @@ def test_onnx(reading: Reading, folder: Path) -> None:
     assert json.loads(about["times"]) == [80.0, 1.0]
     assert json.loads(about["sigma_data"]) == 0.75
     assert json.loads(about["condition"])["count"] == 10
-    assert about["licence"] == "not stated"
+    assert about["licence"] == "apache-2.0"
     assert reading.names[0]["about"] == about | {"times": "[80.0]"}
     again = CliRunner().invoke(app, ["export", "digits", "--to", "onnx", "--out", "digits-onnx"])
     assert "exists; name a new folder" in str(again.exception)
