@@ -94,9 +94,9 @@ def publish(aside: Path, path: Path) -> None:
             aside.rename(path)
         except OSError:
             (old / "old").rename(path)
+            old.rmdir()
             raise
-        finally:
-            shutil.rmtree(old)
+        shutil.rmtree(old)
     else:
         aside.rename(path)
     sync_folder(path.parent)
