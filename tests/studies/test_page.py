@@ -169,7 +169,7 @@ def test_a_page_goes_where_a_page_can_be(study_folder: Path, tmp_path: Path) -> 
         study_report(study_folder, tmp_path / "file" / "page.html")
 
 
-def test_a_traceback_is_told_by_its_last_line(copied: Path) -> None:
+def test_of_a_traceback_the_last_line_is_shown(copied: Path) -> None:
     failed = copied / "runs" / "seed-0" / "too-fast" / "failed.json"
     failed.write_text(json.dumps({"stage": "truncated", "error": "x: Traceback\n  File\nMemoryError: no memory\n"}))
     study_report(copied)

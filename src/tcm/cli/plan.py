@@ -127,7 +127,10 @@ def _check_request(run: Path, data: str, budget: str | None) -> None:
         raise TcmError(f"{run} was not planned from {data}; resume it with `tcm train {run}`, or give another --run")
     noted = json.loads(file.read_text("utf-8"))
     if noted["data"] != source_of(data):
-        raise TcmError(f"{run} was planned from {noted['data']}, not from {source_of(data)}; give another --run")
+        raise TcmError(
+            f"{run} was planned from {noted['data']}, not from {source_of(data)}; give another --run, or "
+            f"resume it with `tcm train {run}`"
+        )
     if budget is not None and parse_budget(budget) != parse_budget(noted["budget"]):
         raise TcmError(
             f"--budget={budget}: {run} was planned for {noted['budget']}; leave --budget out and give more steps, such "

@@ -9,7 +9,7 @@ import typer
 
 from tcm.cli.flags import Group
 from tcm.cli.study_report import study_report
-from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.foundation.errors import TcmError, TcmWarning, last_line
 
 if TYPE_CHECKING:
     from tcm.studies.running import Outcome, Part
@@ -140,7 +140,7 @@ def _say_outcome(outcome: Outcome, out: Path, part: str | None) -> None:
     from tcm.foundation.counting import plural
 
     for run_of_it, failure in outcome.failures.items():
-        typer.echo(f"failed: {run_of_it} ({failure.stage}): {failure.error.strip().splitlines()[-1]}")
+        typer.echo(f"failed: {run_of_it} ({failure.stage}): {last_line(failure.error)}")
     if not outcome.finished:
         typer.echo("stopped; the same command resumes")
     elif outcome.failures:

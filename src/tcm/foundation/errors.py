@@ -131,3 +131,12 @@ def _keys(annotation: Any) -> dict[str, Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     return get_type_hints(annotation) if isinstance(annotation, type) and is_dataclass(annotation) else {}
+
+
+def last_line(error: str) -> str:
+    """What an error says: of a traceback the end.
+
+    >>> last_line("Traceback …\\n  File …\\nMemoryError: no memory\\n")
+    'MemoryError: no memory'
+    """
+    return error.strip().rpartition("\n")[2]

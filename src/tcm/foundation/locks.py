@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from tcm.foundation.signals import StopRequest
+from tcm.foundation.signals import Stopped, StopRequest
 
 LOOK_AGAIN = 0.5
 """Seconds between looks at the stop request."""
@@ -28,12 +28,19 @@ def acquire(lock: BaseFileLock, stop: StopRequest, waiting: Callable[[], None] =
             said = True
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def locked(file: Path, what: str) -> Iterator[None]:
-    """Hold a lock; `what` says on stderr what another process does if it has it."""
+def locked(
+    file: Path, what: str, say: Callable[[str], None] = _to_stderr, stop: StopRequest | None = None
+) -> Iterator[None]:
+    """Hold a lock; if another process has it, say once `what` that process does. Raises Stopped if asked to stop."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock, never = FileLock(file), StopRequest(patient=True)
-    acquire(lock, never, lambda: print(f"waiting for another process, which {what}", file=sys.stderr, flush=True))
+    lock, stop = FileLock(file), StopRequest(patient=True) if stop is None else stop
+    if stop or not acquire(lock, stop, lambda: say(f"waiting for another process, which {what}")):
+        raise Stopped
     try:
         yield
     finally:

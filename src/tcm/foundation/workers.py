@@ -156,8 +156,10 @@ class _Team:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Hold back the signals that stop a run: a process that starts meanwhile begins without them, as the terminal sends
-    them to it too."""
+    """Hold back the signals that stop a run while a process starts.
+
+    A terminal sends them to that process too, which cannot ignore them yet.
+    """
     if sys.platform == "win32":
         yield
         return

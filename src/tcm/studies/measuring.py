@@ -1,12 +1,9 @@
 """A variant's scores: of its final model and, where the study asks for curves, of each kept checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from filelock import FileLock
 from torch import Tensor
 
 from tcm.data import Dataset, open_dataset
@@ -19,7 +16,7 @@ from tcm.evaluation.references import Reference, chosen_images, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.foundation.counting import Batches
 from tcm.foundation.downloads import data_folder
-from tcm.foundation.locks import acquire
+from tcm.foundation.locks import locked
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import Stopped, StopRequest, until_stopped
 from tcm.foundation.workers import Send
@@ -138,7 +135,7 @@ def measure_variant(
         benches = {detector: _bench(study, variant, detector, device, progress, stop) for detector in detectors}
         for number, subject in enumerate(subjects, 1):
             stage = folders[subject.stage]
-            with _locked(stage / LOCK_FILE, "measures the same model", progress, stop):
+            with locked(stage / LOCK_FILE, "measures the same model", progress.say, stop):
                 model = load_subject(variant.recipe, folders, subject).to(device)
                 bench = benches[_detector(study, subject)]
                 for wanted in _wanted(study, model.sampler, model.card.t_max):
@@ -150,19 +147,6 @@ def measure_variant(
         return False
     (run / MEASURED_FILE).write_text(f"{len(_scores(run))}\n")
     return True
-
-
-@contextmanager
-def _locked(file: Path, what: str, progress: SentProgress, stop: StopRequest) -> Iterator[None]:
-    """Hold a lock; raises Stopped if asked to stop before the other process has let go of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file)
-    if stop or not acquire(lock, stop, partial(progress.say, f"waiting for another process, which {what}")):
-        raise Stopped
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def load_subject(recipe: Recipe, folders: Mapping[str, Path], subject: Subject) -> Model:
@@ -203,7 +187,7 @@ def _bench(
         progress.say(f"looking at {total:,} images of the data first")
         return until_stopped(stop, batches)
 
-    with _locked(data_folder() / f".{Path(detector).name}.lock", "looks at the data", progress, stop):
+    with locked(data_folder() / f".{Path(detector).name}.lock", "looks at the data", progress.say, stop):
         reference = reference_of(
             dataset,
             path,

@@ -170,7 +170,7 @@ def _row(results: StudyResults, trial: Trial) -> tuple[Content, torch.Tensor]:
     subject = Subject(trial.variant.stage, None, COLUMNS)
     folders = {stage.name: stage.folder for stage in trial.record.stages}
     model = load_subject(trial.variant.recipe, folders, subject).to(best_device())
-    steps = (*sampling_steps(results.study, model.sampler), 1)[0]
+    steps = next(iter(sampling_steps(results.study, model.sampler)), 1)
     images = model.sample(steps=steps, seeds=range(COLUMNS), condition=spread_conditions(model, COLUMNS))
     label = f"{html(trial.variant.name)}<small>{model.sampler.name(steps)}, seed {trial.variant.seed}</small>"
     return Html(label), quantise(images)

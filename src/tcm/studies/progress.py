@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from tcm.foundation.counting import duration
+from tcm.foundation.errors import last_line
 from tcm.foundation.progress import ProgressMessage
 
 State = Literal["done", "failed", "running", "waiting"]
@@ -179,7 +180,7 @@ class StudyProgress:
         """A job has failed; the others continue."""
         self.ledger.fail(job)
         self._remove(job)
-        self.say(f"{job}: failed: {error.strip().rpartition(chr(10))[2]}; {self.ledger.summary()}")
+        self.say(f"{job}: failed: {last_line(error)}; {self.ledger.summary()}")
 
     def draw(self, job: str, step: int, steps: int) -> None:
         """Move a job's bar."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import floor, isfinite, log10
 
 from tcm.foundation.counting import plural
+from tcm.foundation.errors import last_line
 from tcm.studies.analysis import Comparison, Difference, Outcome, Summary, difference, summarise
 from tcm.studies.results import StudyResults
 from tcm.studies.schema import Expects, Quantity
@@ -187,8 +188,7 @@ def failures(results: StudyResults) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for trial in results.trials:
         if trial.status == "failed":
-            reason = (trial.problem or "").strip().rpartition("\n")[2]  # of a traceback the error
-            reasons.setdefault((trial.variant.name, reason), []).append(str(trial.variant.seed))
+            reasons.setdefault((trial.variant.name, last_line(trial.problem or "")), []).append(str(trial.variant.seed))
     return [
         f"{variant}, seed{'s' if len(seeds) > 1 else ''} {_list(seeds)}: {reason}"
         for (variant, reason), seeds in reasons.items()
