@@ -26,6 +26,7 @@ from benchmarks import (
     scaling,
     stages,
     tangents,
+    threads,
 )
 from benchmarks.harness import Row, Settings, number, save
 
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[Settings], list[Row]]]] = {
     "sampling": (sampling.TITLE, sampling.measure),
     "exports": (exports.TITLE, exports.measure),
     "scaling": (scaling.TITLE, scaling.measure),
+    "threads": (threads.TITLE, threads.measure),
     "loader": (loader.TITLE, loader.measure),
     "features": (features.TITLE, features.measure),
     "compiling": (compiling.TITLE, compiling.measure),

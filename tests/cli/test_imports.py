@@ -1,6 +1,7 @@
 """Which libraries a command imports: those that it needs, and none of those that take a second for nothing."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,14 @@ def test_the_words_of_the_options_are_those_of_the_library() -> None:
     options = typer.main.get_command(app).commands["eval"].params
     (metrics,) = [option for option in options if option.name == "metrics"]
     assert metrics.help == f"Any of {', '.join(METRICS)}, separated by commas."
+
+
+def test_threads_that_wait_give_up_their_core(tmp_path: Path) -> None:
+    """OpenMP reads this when torch is loaded, so it must be set before; what a user has set stays."""
+    code = f"{CHILD}\nimport os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    plain = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    for given, expected in (({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "torch\n--version"], env=plain | given, capture_output=True, text=True
+        )
+        assert done.stdout.splitlines() == ["0 --version", expected]

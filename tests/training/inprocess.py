@@ -15,6 +15,7 @@ from tcm.data.loader import Batches
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.signals import StopRequest
+from tcm.foundation.threads import usable_counts
 from tcm.method.objectives import Objective
 from tcm.recipes.lineage import roles_of
 from tcm.recipes.schema import Recipe
@@ -57,9 +58,8 @@ def begin(
     progress = PrintedProgress(Console(file=StringIO()), stage, spec.steps)
     batches = Batches(dataset, seed=recipe.seed, batch=spec.batch)
     checkpoints = Checkpoints(folder / "state", spec.keep, ALONE, spec.checkpoint_every)
-    return StageLoop(trainer, batches, card, True, folder, checkpoints, progress, metrics, []), StopRequest(
-        patient=True
-    )
+    loop = StageLoop(trainer, batches, card, True, folder, checkpoints, progress, metrics, [], usable_counts(ALONE))
+    return loop, StopRequest(patient=True)
 
 
 def train(recipe: Recipe, folder: Path, options: RunOptions = DEFAULTS, processes: Processes = ALONE) -> str:

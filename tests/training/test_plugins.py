@@ -206,6 +206,7 @@ def begin(folder: Path, recipe: Recipe, output: StringIO | None = None) -> Stage
         PrintedProgress(Console(file=output or StringIO(), width=500), "critics", stage.steps),
         MetricsFile(folder / "metrics.jsonl"),
         [],
+        [1],
     )
 
 

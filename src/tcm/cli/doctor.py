@@ -52,7 +52,7 @@ def findings() -> list[tuple[str, str]]:
         ("torch", f"{torch.__version__}; {_check_torch(device)}"),
         ("devices", ", ".join(available_devices()) + f"; default {device.type}"),
         ("bfloat16", f"{'native' if has_fast_bfloat16(device) else 'emulated, and slow'}; {BFLOAT16}"),
-        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"),
+        ("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores; {_best_threads()}"),
         ("distributed", "torchrun available" if torch.distributed.is_available() else "not in this torch build"),
     ]
     if find_spec("torchvision") is not None and not _torchvision_works():
@@ -69,6 +69,27 @@ def _check_torch(device: torch.device) -> str:
     if x.grad is None or not torch.equal(x.grad, torch.full_like(x, 16.0)):
         raise TcmError(f"torch {torch.__version__} computes wrong gradients on {device}; reinstall torch")
     return "computes"
+
+
+def _best_threads() -> str:
+    """What suits a small and a larger network at the moment, by sampling from models of the package."""
+    from functools import partial
+
+    import torch
+
+    from tcm.foundation.processes import Processes
+    from tcm.foundation.threads import Threads, threads_restored, usable_counts
+    from tcm.weights import load
+
+    if "OMP_NUM_THREADS" in os.environ:
+        return f"fixed by OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
+    best = []
+    for name in ("digits", "fashion-mnist"):
+        with threads_restored():
+            threads = Threads(usable_counts(Processes(torch.device("cpu"))))
+            threads.settle(partial(load(name).sample, 64), 64)
+            best.append(f"{threads.describe()} for sampling {name}")
+    return f"best now: {'; '.join(best)}"
 
 
 def _torchvision_works() -> bool:

@@ -1,5 +1,6 @@
 """The root of the command line: version, debug switch, errors as one line."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -84,6 +85,9 @@ def _one_line(usual: Callable[..., None]) -> Callable[..., None]:
 def main() -> None:
     """Entry point of the `tcm` command: what a user can fix is one line and exit code 2."""
     warnings.showwarning = _one_line(warnings.showwarning)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Threads that wait for each other give up their core sooner: with other programs about, it is needed elsewhere.
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # read when torch is loaded
     try:
         app()
     except TcmError as error:

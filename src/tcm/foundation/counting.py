@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from tcm.foundation.processes import Processes
+from tcm.foundation.threads import paced, usable_counts
 
 LOG_SECONDS = 10.0
 
@@ -22,10 +23,14 @@ def uncounted(batches: Batches, total: int | None, text: str) -> Iterator[Tensor
 
 
 def counter(processes: Processes, console: Console | None = None, every: float = LOG_SECONDS) -> Counter:
-    """Show the passes of the first process on stderr, in the way that fits where stderr goes."""
+    """Show the passes of the first process on stderr, in the way that fits where stderr goes.
+
+    Each pass is made with the number of threads that is best for it.
+    """
     console = console or Console(stderr=True)
 
     def count(batches: Batches, total: int | None, text: str) -> Iterator[Tensor]:
+        batches = paced(batches, usable_counts(processes))
         if not processes.first:
             return uncounted(batches, total, text)
         return (

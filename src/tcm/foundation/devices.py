@@ -33,13 +33,19 @@ def available_devices() -> list[str]:
     return names
 
 
+def fix_threads(count: int) -> None:
+    """Let this process, and those that it starts, compute with `count` threads."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch.set_num_threads(count)
+
+
 def choose_device(kind: str, worker: int) -> None:
     """Let a process that works beside others use the accelerator of its number, or one thread of the CPU.
 
     What follows finds it with `chosen_device`.
     """
     if kind == "cpu":
-        torch.set_num_threads(1)
+        fix_threads(1)
     else:
         torch.accelerator.set_device_index(worker % torch.accelerator.device_count())
 

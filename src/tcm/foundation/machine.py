@@ -11,9 +11,9 @@ from tcm.foundation.counting import plural
 
 
 def describe_machine(device: torch.device) -> str:
-    """One line such as `AMD EPYC, 2 cores, Linux x86_64, cpu with 1 thread`."""
+    """One line such as `AMD EPYC, 2 cores, Linux x86_64, cpu with up to 1 thread`."""
     if device.type == "cpu":
-        used = f"cpu with {plural(torch.get_num_threads(), 'thread')}"
+        used = f"cpu with up to {plural(torch.get_num_threads(), 'thread')}"
     else:
         used = f"{device.type} ({torch.get_device_module(device).get_device_name(device)})"
     return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}, {used}"

@@ -29,9 +29,9 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 def one_thread(worker: int) -> None:
     """Let a worker compute with one thread."""
-    import torch
+    from tcm.foundation.devices import fix_threads
 
-    torch.set_num_threads(1)
+    fix_threads(1)
 
 
 @dataclass(frozen=True)

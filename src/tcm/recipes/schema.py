@@ -75,6 +75,11 @@ class Recipe(Setting):
 
     name: str = Field(min_length=1, description="name of the recipe; unset in a file: the file's name")
     seed: int = Field(default=0, ge=0, description="seed of all randomness")
+    threads: Literal["auto"] | Count = Field(
+        default="auto",
+        description="threads of a CPU; auto: the number that is measured to be best, unless OMP_NUM_THREADS is set",
+        json_schema_extra=on_resume("free"),
+    )
     data: DataSpec = Field(description="the images")
     image_shape: tuple[Count, Count, Count] | None = Field(
         default=None, description="[channels, height, width] that the data must have; unset: whatever the data has"

@@ -49,6 +49,8 @@ class Position(LearnerPosition):
     """The other networks that are trained."""
     curves: dict[float, list[tuple[int, float]]] = {}
     """The distances that were measured so far: what `until_flat` goes by."""
+    threads: int | None = None
+    """Those that the next step is computed with: another number rounds differently. None in older checkpoints."""
     data: dict[str, JsonValue] | None = None
     """The position in the stream that the data comes from; indexed data sets need none."""
 

@@ -18,6 +18,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
 from tcm.foundation.signals import StopRequest, stop_requests
+from tcm.foundation.threads import threads_restored, usable_counts
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.recipes.decided import noted_decision, settled
 from tcm.recipes.folders import stage_folders
@@ -30,6 +31,7 @@ from tcm.recipes.lineage import (
     watching_roles,
 )
 from tcm.recipes.schema import Recipe
+from tcm.recipes.stages import Stage
 from tcm.training.adapting import check_data, shape_of
 from tcm.training.batches import batches_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
@@ -208,6 +210,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
+            opened.enter_context(threads_restored())
             opened.enter_context(deterministic_kernels(self.options.deterministic))
             metrics, trackers = opened.enter_context(self._records(folder))
             progress = show(folder.name, stage.steps)
@@ -227,6 +230,7 @@ class Run:
                 progress,
                 metrics,
                 trackers,
+                self._thread_counts(stage),
                 warnings,
                 watched_times(recipe, name),
                 [role.highest for role in watching_roles(recipe, name) if role.highest is not None],
@@ -287,7 +291,17 @@ class Run:
             model.denoiser.load_state_dict(weights, assign=True)
             (model if companion is None else model.joined(companion)).save(folder)
 
+    def _thread_counts(self, stage: Stage) -> list[int]:
+        """The numbers of threads to choose from; code is compiled for one."""
+        if self.recipe.threads != "auto":
+            return [self.recipe.threads]
+        return [torch.get_num_threads()] if stage.compile else usable_counts(self.processes)
+
     def _check_workers(self, workers: int) -> None:
+        if self.recipe.threads not in (1, "auto"):
+            raise TcmError(
+                f"workers={workers} are processes of one thread each, but threads={self.recipe.threads}; leave one out"
+            )
         if self.processes.count > 1 or self.processes.device.type != "cpu":
             raise TcmError(
                 f"workers={workers} works only on the CPU and without torchrun; leave it out or use --device cpu"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from tcm.foundation.devices import peak_memory
 from tcm.foundation.errors import Diverged, TcmError
 from tcm.foundation.progress import StageProgress
 from tcm.foundation.signals import StopRequest
+from tcm.foundation.threads import Threads
 from tcm.recipes.decided import note_decision
 from tcm.recipes.stages.base import Decision
 from tcm.recipes.stages.flattening import Curves, is_flat
@@ -44,6 +46,8 @@ class StageLoop:
     progress: StageProgress
     metrics: MetricsFile | None
     trackers: list[Tracker]
+    thread_counts: Sequence[int]
+    """The numbers of threads to choose from."""
     warnings: Sequence[str] = ()
     """What is said and recorded when the stage begins."""
     times: Sequence[float] = ()
@@ -56,13 +60,20 @@ class StageLoop:
         stage = self.trainer.stage
         position = self._start()
         step, batches, window, returns = position.step, self._batches_from(position), Window(), 0
+        resume, threads = position.data, Threads(self.thread_counts, position.threads)
         watch = DenoisingWatch(self.trainer, self.batches, self.times) if self.times else None
         watched, curves = set(watched_steps(stage.steps)), position.curves
         done = self._done(step, curves)
         while not done:
             loaded = next(batches)
+            if threads.due and not self.trainer.skipping:
+                with window.paused():
+                    if self._choose_threads(threads, step, loaded):
+                        self._save(step, resume, curves, threads.count)
+            threads.begin(trying=False)
             record = self.trainer.step(step, loaded, bool(stop))
-            step += 1
+            threads.end(stage.batch)
+            step, resume = step + 1, loaded.resume
             self.progress.at(step)
             if record.verdict == "good":
                 window.add(record.numbers, record.bins, stage.batch)
@@ -72,6 +83,7 @@ class StageLoop:
                 returns += 1
                 position = self._go_back(step, record, returns)
                 step, batches, window, curves = position.step, self._batches_from(position), Window(), position.curves
+                resume = position.data
                 continue
             if watch is not None and step in watched:
                 with window.paused():
@@ -85,7 +97,7 @@ class StageLoop:
                     self._sample(step, loaded, done)
             if done or record.stop or self._checkpoint_at(step):
                 with window.paused():
-                    self._save(step, loaded.resume, curves)
+                    self._save(step, resume, curves, threads.count)
                 returns = 0
             if record.stop and not done:
                 self.progress.say(f"step {step}: {stop.by or 'a signal to another process'}: saved and stopped")
@@ -123,11 +135,20 @@ class StageLoop:
         with self.trainer.processes.agreeing():
             return self.batches.starting_at(position.step, position.data)
 
-    def _save(self, step: int, resume: Resume | None, curves: Curves) -> None:
+    def _choose_threads(self, threads: Threads, step: int, loaded: LoadedBatch) -> bool:
+        """Time the passes of a step with different numbers of threads; true if the best is another than before."""
+        before = threads.known
+        threads.settle(partial(self.trainer.rehearse, step, loaded), self.trainer.stage.batch)
+        if threads.known == before:
+            return False
+        self.progress.say(f"step {step}: {threads.describe()}")
+        return True
+
+    def _save(self, step: int, resume: Resume | None, curves: Curves, threads: int | None = None) -> None:
         """Write a checkpoint; `resume` is this process's part of the position in a stream."""
         parts = [] if resume is None else self.trainer.processes.gather(resume)
         data = {key: value for part in parts for key, value in part.items()} or None
-        position = self.trainer.position(step).model_copy(update={"data": data, "curves": curves})
+        position = self.trainer.position(step).model_copy(update={"data": data, "curves": curves, "threads": threads})
         self.checkpoints.save(self.trainer.tensors(), position)
 
     def _start(self) -> Position:

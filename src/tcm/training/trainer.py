@@ -88,9 +88,19 @@ class Trainer:
         bins = records["student"].bins if "student" in records else [0.0] * (2 * TIME_BINS)
         return StepRecord(numbers, bins, worst.verdict, worst.reason, any(record.stop for record in records.values()))
 
-    def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
+    def rehearse(self, step: int, loaded: LoadedBatch) -> None:
+        """The passes of a step without its updates, as long as they take."""
+        for learner in self.learners.values():
+            self._learn_only(learner)
+            self._backward(learner, step, loaded, False)
+            learner.optimizer.zero_grad(set_to_none=True)
+
+    def _learn_only(self, learner: Learner) -> None:
         for role, other in self.learners.items() if len(self.learners) > 1 else ():
             other.denoiser.learn(role == learner.role)
+
+    def _turn(self, learner: Learner, step: int, loaded: LoadedBatch, stop: bool) -> StepRecord:
+        self._learn_only(learner)
         if not learner.settled:
             # DistributedDataParallel orders its buckets by the first backward pass, and the order in which three or
             # more processes sum depends on them: without this, the first step after a resume would round differently.
