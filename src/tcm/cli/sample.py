@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,13 +12,10 @@ from tcm.cli.flags import ModelName
 from tcm.foundation.errors import TcmError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tcm.evaluation.generation import Sampling
     from tcm.foundation.processes import Processes
     from tcm.weights import Model
 
-MOST_SHOWN = 64
 SamplingPrecision = Literal["fp32", "bf16"]
 STEPS_HELP = (
     "Sampling steps. A diffusion model follows its ODE with Heun's method: two evaluations of the network per step."
@@ -63,7 +59,6 @@ def sample(
         bool, typer.Option("--overwrite", help="Replace the images in an existing folder, .npz or .zip.")
     ] = False,
     precision: Annotated[SamplingPrecision, typer.Option(help="bf16 is faster if the device supports it.")] = "fp32",
-    show: Annotated[bool, typer.Option("--show", help="Draw the first images in the terminal too.")] = False,
 ) -> None:
     """Draw images. A seed always gives the same image, whatever the batch size, processes or output format."""
     from rich.console import Console
@@ -105,14 +100,11 @@ def sample(
             else draw(loaded, share(processes, wanted), sampling, negative, batch)
         )
         images = counter(processes)(drawn, len(own), "sampling")
-        first: list[Tensor] = []
-        write_samples(out, _keeping(images, first), chosen, loaded.card.picture_shape, processes, wanted)
+        write_samples(out, images, chosen, loaded.card.picture_shape, processes, wanted)
         if processes.first:
             speed = len(chosen) / (time.perf_counter() - start)
             described = sampling.describe(loaded)
             Console().print(f"{len(chosen)} images ({described}) in {out}, {speed:.1f} images/s", highlight=False)
-            if show:
-                _show(first, out)
 
 
 def _say_prompts(model: Model) -> None:
@@ -124,26 +116,6 @@ def _say_prompts(model: Model) -> None:
         own = ", ".join(repr(prompt) for prompt in kind.prompts)
         drawn = f"each image uses one of the model's own prompts: {own}" if own else "all images use the empty prompt"
         typer.echo(f"without --prompt or --prompts, {drawn}", err=True)
-
-
-def _keeping(images: Iterable[Tensor], first: list[Tensor]) -> Iterator[Tensor]:
-    """The batches as they are; `first` gets the first images of this process."""
-    for batch in images:
-        first.append(batch[: MOST_SHOWN - sum(map(len, first))])
-        yield batch
-
-
-def _show(first: list[Tensor], out: Path) -> None:
-    import torch
-    from rich.console import Console
-
-    from tcm.report.terminal_pictures import show_images
-
-    console = Console()
-    if not console.is_terminal or console.color_system is None:
-        typer.echo(f"--show: the output is not a terminal with colours; the images are in {out}", err=True)
-        return
-    show_images(torch.cat(first), console)
 
 
 def prompts_of(prompt: list[str] | None, file: Path | None) -> list[str]:
