@@ -18,10 +18,9 @@ from benchmarks.harness import Row, Settings, Times, in_fresh_process, interleav
 from benchmarks.roofline import peak_flops
 from benchmarks.stages import peak, steps
 from tcm.foundation.processes import Processes, join
-from tcm.recipes.estimates import estimate, scaling
-from tcm.recipes.resolve import resolve
+from tcm.recipes.estimates import estimate
 
-TITLE = "two processes against one; the cost model against measurements; predictions for 8 and 64 GPUs"
+TITLE = "two processes against one; the cost model against measurements"
 ROUNDS = {ddpmpp: 4, small: 7}
 
 
@@ -42,7 +41,7 @@ def measure(settings: Settings) -> list[Row]:
             ratio(f"{case.size}: 2 processes / 2 that exchange nothing, time", two, apart),
         ]
         rows += predictions(settings, case, result["bytes"])
-    return rows + extrapolation()
+    return rows
 
 
 def cases(settings: Settings) -> list[Case]:
@@ -132,20 +131,6 @@ def imported() -> float:
     """Peak bytes of a process that only imports what a step needs and runs a convolution."""
     torch.nn.functional.conv2d(torch.zeros(1, 16, 8, 8), torch.zeros(16, 16, 3, 3))
     return peak_bytes()
-
-
-def extrapolation() -> list[Row]:
-    """Predicted, not measured: steps/s and efficiency of the paper's recipes on 8 and 64 GPUs."""
-    rows = []
-    for name in ("cifar10", "imagenet64-s", "imagenet64-xl"):
-        recipe = resolve(name)
-        stage = recipe.stages["truncated"]
-        for count in (8, 64):
-            found = scaling(recipe, stage, count)
-            what = f"predicted: {name}, stage 2, {count} GPUs"
-            rows.append(Row(f"{what}: steps/s", 1 / found.seconds, "steps/s"))
-            rows.append(Row(f"{what}: efficiency if no exchange is hidden", found.efficiency))
-    return rows
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ FOLDERS = ("0-diffusion", "1-consistency", "2-truncated")
 TIMINGS = ("images_per_second", "memory")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tcm.cli.cost_tables", "tcm.training.run", "tcm.report.page", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tcm.cli.dry_run", "tcm.training.run", "tcm.report.page", "torch._dynamo"])
 
 
 def tiny(steps: int = 12, *overrides: str) -> list[str]:

@@ -3,15 +3,12 @@
 import json
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tcm.cli import app
-from tcm.cli.cost_tables import cost_table, scaling_table
 from tcm.recipes.counted import count, counted
 from tcm.recipes.resolve import resolve, shipped
 
@@ -71,20 +68,3 @@ def test_error_is_one_line() -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "error: digits: truncated.t_prim is not a known key; did you mean 't_prime'?\n"
-
-
-def test_cost_of_a_dry_run() -> None:
-    text = StringIO()
-    Console(width=120, file=text).print(cost_table(resolve("imagenet64-xl")))
-    for part in ("truncated", "1119.3 M", "estimate"):
-        assert part in text.getvalue()
-
-
-def test_prediction_for_more_gpus() -> None:
-    """Only numbers of GPUs that share the batch; every figure is labelled a prediction and fits into 80 columns."""
-    text = StringIO()
-    Console(width=80, file=text).print(scaling_table(resolve("cifar10", ["truncated.batch=24"])))
-    rows = [line.split() for line in text.getvalue().splitlines()]
-    assert [row[-9] for row in rows if len(row) in (9, 10) and row[-9].isdigit()] == ["1", "8", "64", "1", "8"]
-    assert "predicted for more GPUs, not measured" in text.getvalue()
-    assert "…" not in text.getvalue()

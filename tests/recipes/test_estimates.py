@@ -14,7 +14,7 @@ from tcm.method.objectives import Batch
 from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.networks import ImageShape, NetworkConfig
 from tcm.networks.cost import network_cost
-from tcm.recipes.estimates import BETWEEN_NODES, PEAK_FLOPS, UTILISATION, WITHIN_NODE, estimate, scaling
+from tcm.recipes.estimates import PEAK_FLOPS, UTILISATION, estimate
 from tcm.recipes.resolve import resolve
 
 OVERRIDES = {
@@ -138,32 +138,6 @@ def test_what_the_data_would_say_must_be_stated(key: str) -> None:
     recipe = resolve("digits", [f"{key}=none"])
     with pytest.raises(TcmError, match=f"digits: {key} is not set, so costs cannot be computed"):
         estimate(recipe, recipe.stages["diffusion"])
-
-
-def test_more_gpus() -> None:
-    """A ring all-reduce by hand: each GPU sends n − 1 of n parts twice; sharded, each pass gathers its weights."""
-    recipe = resolve("cifar10")
-    stage = recipe.stages["truncated"]
-    weights = 4 * estimate(recipe, stage).parameters
-    one, eight, many = (scaling(recipe, stage, gpus) for gpus in (1, 8, 64))
-    assert (one.replicated_bytes, one.sharded_bytes, one.efficiency) == (0, 0, 1.0)
-    assert one.seconds * stage.steps / 3600 == pytest.approx(estimate(recipe, stage).gpu_hours)
-    for found, gpus, link in ((eight, 8, WITHIN_NODE), (many, 64, BETWEEN_NODES)):
-        part = weights / gpus
-        assert found.replicated_bytes == pytest.approx(2 * (gpus - 1) * part)
-        # The student's weights for its target, forward and backward pass, the frozen ones, and the gradients.
-        assert found.sharded_bytes == pytest.approx(5 * (gpus - 1) * part)
-        assert found.compute_seconds == pytest.approx(one.seconds / gpus)
-        assert found.exchange_seconds == pytest.approx(found.replicated_bytes / link)
-        assert found.efficiency == pytest.approx(one.seconds / (gpus * found.seconds))
-
-
-def test_a_sharded_teacher_is_gathered_for_each_evaluation() -> None:
-    sent = []
-    for teacher in ("none", "diffusion"):
-        recipe = resolve("cifar10-small", [f"consistency.teacher={teacher}"])
-        sent.append(scaling(recipe, recipe.stages["consistency"], 8).sharded_bytes)
-    assert sent[1] / sent[0] == pytest.approx(6 / 4)
 
 
 class AttentiveConfig(NetworkConfig):

@@ -34,16 +34,13 @@ def test_it_is_short_and_writes_nothing(tmp_path: Path) -> None:
         [folder, "at", "step", "0", "12", "16"] for folder in FOLDERS
     ]
     assert "[stages.truncated]" not in text
-    assert "GPU" not in text
     assert "[stages.truncated]" in dry_run("digits", *tiny(), "--run", run, "--full")
-    cluster = dry_run("digits", *tiny(), "--run", run, "--cluster")
-    assert "predicted for more GPUs, not measured" in cluster
-    assert "GPU-h" in cluster
+    assert "A100-h" in text
     assert not Path(run).exists()
 
 
 def test_shape_and_classes_come_from_the_data(tmp_path: Path) -> None:
-    options = ("--cluster", "--run", str(tmp_path / "run"))
+    options = ("--run", str(tmp_path / "run"))
     text = dry_run("digits", *tiny(), "image_shape=none", "classes=none", *options)
     assert text == dry_run("digits", *tiny(), *options)
 

@@ -6,29 +6,24 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from tcm.cli.amounts import millions
+from tcm.cli.amounts import amount, millions
 from tcm.foundation.counting import duration
 from tcm.foundation.files import byte_size
-from tcm.recipes.estimates import Images, estimate
+from tcm.recipes.estimates import ASSUMPTION, estimate
 from tcm.recipes.schema import Recipe
 from tcm.training.checkpoint import newest_step
 from tcm.training.metrics import METRICS_FILE, read_metrics
 from tcm.training.run import RunPlan
 
 
-def images_of(plan: RunPlan) -> Images:
-    """What the networks of a run are built for."""
-    card = next(iter(plan.cards.values()))
-    return card.image_shape, card.condition
-
-
 def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
     """The stages of a run: how far they are, the memory that they need, and the time that remains, if it is known."""
     table = Table(title=escape(recipe.name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("stage", "begins", "steps", "batch", "params", "memory", "time left"):
+    for column in ("stage", "begins", "steps", "batch", "params", "memory", "A100-h", "time left"):
         table.add_column(column, justify="left" if column in ("stage", "begins") else "right")
+    card = next(iter(plan.cards.values()))
     for name, stage in recipe.stages.items():
-        cost = estimate(recipe, stage, processes, images_of(plan))
+        cost = estimate(recipe, stage, processes, (card.image_shape, card.condition))
         step = 0 if name in plan.resumption.redone else newest_step(plan.folders[name])
         seconds = _seconds_per_step(plan.folders[name], stage.batch)
         left = "done" if name in plan.done else "" if seconds is None else duration((stage.steps - step) * seconds)
@@ -39,9 +34,13 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
             f"{stage.batch:,}",
             millions(cost.parameters),
             byte_size(cost.memory.total),
+            amount(cost.gpu_hours),
             left,
         )
-    table.caption = "Memory: predicted, of each process. Time left: at the speed of this run so far, once it has one."
+    table.caption = (
+        f"Memory: predicted, of each process. A100-h: GPU-hours predicted for {ASSUMPTION}. "
+        "Time left: at the speed of this run so far, once it has one."
+    )
     table.caption_justify = "left"
     return table
 

@@ -67,9 +67,6 @@ def train(
         bool, typer.Option("--dry-run", help="Check everything, print the stages, their memory and time, and stop.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="With --dry-run: also print the whole recipe as TOML.")] = False,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="With --dry-run: also predict cost and speed on many GPUs.")
-    ] = False,
 ) -> None:
     """Train on your own images, planned as by `tcm plan`, or train a recipe; the same command resumes."""
     from rich.console import Console
@@ -82,8 +79,8 @@ def train(
 
     if redo_later and keep_later:
         raise TcmError("--redo-later and --keep-later contradict each other; give one of them")
-    if (full or cluster) and not dry_run:
-        raise TcmError("--full and --cluster apply only to --dry-run; add --dry-run")
+    if full and not dry_run:
+        raise TcmError("--full applies only to --dry-run; add --dry-run")
     later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
     source = _source(recipe, run, budget, device, dry_run)
     if source is None:
@@ -107,7 +104,7 @@ def train(
         options = RunOptions(init, shard, tuple(track or ()), deterministic, later)
         training = Run(resolved, folder, processes, console, options)
         if dry_run:
-            _print_plan(training, workers, full, cluster)
+            _print_plan(training, workers, full)
             return
         done = training.train() if workers is None else training.train_side_by_side(workers)
         quoted = quote(str(folder))
@@ -137,9 +134,8 @@ def _source(
     return None if dry_run else (planned, run, False)
 
 
-def _print_plan(training: Run, workers: int | None, full: bool, cluster: bool) -> None:
-    from tcm.cli.cost_tables import cost_table, scaling_table
-    from tcm.cli.dry_run import images_of, plan_table
+def _print_plan(training: Run, workers: int | None, full: bool) -> None:
+    from tcm.cli.dry_run import plan_table
     from tcm.recipes.decided import settled
     from tcm.recipes.resolve import to_toml
 
@@ -155,5 +151,3 @@ def _print_plan(training: Run, workers: int | None, full: bool, cluster: bool) -
             low, _ = stage.span(recipe)
             text = f"{name}: the run decides {' and '.join(sorted(keys))}; until then it trains from t = {low:g} on"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-    if cluster:
-        console.print(cost_table(recipe, images_of(plan)), scaling_table(recipe, images_of(plan)))

@@ -24,13 +24,6 @@ ASSUMPTION = (
 )
 
 
-GPUS_PER_NODE = 8
-WITHIN_NODE, BETWEEN_NODES = 230e9, 25e9
-"""Bytes/s that a GPU of an A100 node sends: over NVLink as NCCL reaches it, and over its 200 Gb/s network card."""
-
-LINKS = f"{WITHIN_NODE / 1e9:.0f} GB/s per GPU within {GPUS_PER_NODE}, {BETWEEN_NODES / 1e9:.0f} GB/s beyond"
-
-
 Images = tuple[ImageShape, ConditionKind | None]
 """What a network is built for: the shape of the images, and what it is conditioned on."""
 
@@ -127,58 +120,6 @@ def _role_costs(recipe: Recipe, stage: Stage, shape: Images) -> list[tuple[Role,
 def _passes(rows: Rows, cost: NetworkCost) -> float:
     """Forward passes that cost as much as these rows; a network that recomputes its blocks needs one more."""
     return (GRADIENT_PASS + cost.recomputes) * rows.gradient + TANGENT_PASS * rows.tangent + rows.plain
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """A step shared by GPUs, predicted: bytes that each sends with the weights on every GPU (`replicated`) or `sharded`
-    (FSDP), and seconds of computing and of the replicated exchange, one after the other: nothing overlaps.
-    """
-
-    gpus: int
-    replicated_bytes: int
-    sharded_bytes: int
-    compute_seconds: float
-    exchange_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.compute_seconds + self.exchange_seconds
-
-    @property
-    def efficiency(self) -> float:
-        """The speed-up over one GPU, divided by the number of GPUs."""
-        return self.compute_seconds / self.seconds
-
-
-def scaling(recipe: Recipe, stage: Stage, gpus: int, images: Images | None = None) -> Scaling:
-    """A stage's step on `gpus` A100s, predicted.
-
-    A ring all-reduce of G bytes of gradients sends 2 G (n − 1)/n from each of n GPUs. Sharded, each pass gathers its
-    network's weights, the backward pass once more, and the gradients are reduced and scattered: (n − 1)/n of each.
-
-    >>> from tcm.recipes.resolve import resolve
-    >>> cifar10 = resolve("cifar10")
-    >>> scaling(cifar10, cifar10.stages["truncated"], 8).replicated_bytes == 2 * 4 * 55732739 * 7 // 8
-    True
-    """
-    images = images or _shape_and_condition(recipe)
-    cost = estimate(recipe, stage, gpus, images)
-    share, reduced = (gpus - 1) / gpus, cost.memory.gradients
-    others = [(role.rows, other.parameters) for role, other in _role_costs(recipe, stage, images)]
-    # Weights are gathered forward and backward.
-    gathered = sum(
-        (2 * rows.gradient + rows.tangent + rows.plain + rows.idle) * 4 * parameters
-        for rows, parameters in [(stage.rows(), cost.parameters), *others]
-    )
-    link = WITHIN_NODE if gpus <= GPUS_PER_NODE else BETWEEN_NODES
-    return Scaling(
-        gpus,
-        replicated_bytes=int(2 * reduced * share),
-        sharded_bytes=int((gathered * stage.accumulation + reduced) * share),
-        compute_seconds=cost.step_flops / (PEAK_FLOPS[stage.precision] * UTILISATION * gpus),
-        exchange_seconds=2 * reduced * share / link,
-    )
 
 
 def _shape_and_condition(recipe: Recipe) -> Images:
