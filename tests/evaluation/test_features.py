@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import digits_classifier
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tcm.data import open_dataset
-from tcm.evaluation import digits, inception, inception_weights
+from tcm.evaluation import inception, inception_weights
 from tcm.evaluation.features import DIGITS_FILE, load_detector, weights_hash
 from tcm.foundation.errors import TcmError
 
@@ -19,7 +20,7 @@ from tcm.foundation.errors import TcmError
 def test_the_shipped_digits_classifier_is_accurate_on_held_out_digits() -> None:
     dataset = open_dataset("digits")
     images, labels = dataset.read(np.arange(dataset.count))
-    held_out = digits.split(dataset.count)[1]
+    held_out = digits_classifier.split(dataset.count)[1]
     detector = load_detector("digits")
     features = detector.features(torch.from_numpy(images)[held_out])
     head = load_file(DIGITS_FILE)
@@ -29,7 +30,7 @@ def test_the_shipped_digits_classifier_is_accurate_on_held_out_digits() -> None:
 
 def test_training_the_digits_classifier_repeats() -> None:
     images, labels = open_dataset("digits").read(np.arange(400))
-    runs = [digits.train(torch.from_numpy(images), labels.index, epochs=2) for _ in range(2)]
+    runs = [digits_classifier.train(torch.from_numpy(images), labels.index, epochs=2) for _ in range(2)]
     assert weights_hash(runs[0].network.state_dict()) == weights_hash(runs[1].network.state_dict())
 
 

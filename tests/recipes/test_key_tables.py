@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from key_tables import MARK, SECTIONS, meaning, renewed
 
-from tcm.recipes.key_tables import MARK, SECTIONS, meaning, renewed
 from tcm.recipes.resolve import resolve, shipped
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text("utf-8")
@@ -14,7 +14,7 @@ EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 def test_the_page_is_up_to_date() -> None:
     assert MARK in PAGE
-    assert renewed(PAGE) == PAGE, "run `python -m tcm.recipes.key_tables docs/recipes.md`"
+    assert renewed(PAGE) == PAGE, "run `python tools/key_tables.py docs/recipes.md`"
 
 
 def test_every_key_has_a_meaning_of_one_line() -> None:

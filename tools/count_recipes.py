@@ -1,41 +1,22 @@
-"""What the recipes of the package need, counted ahead: listing them builds no network, and imports none.
-
-`python -m tcm.recipes.counted` counts again, into counted.json.
-"""
+"""Count what the recipes of the package need: `python tools/count_recipes.py` writes src/tcm/recipes/counted.json."""
 
 import json
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tcm.recipes.schema import Recipe
-
-FILE = "counted.json"
-
-
-def counted() -> dict[str, Any]:
-    """What `count` has found: under `recipes`, the smallest first, under `assumption` what GPU-hours are predicted for.
-
-    >>> counted()["recipes"][0]["name"]
-    'digits'
-    """
-    found: dict[str, Any] = json.loads((resources.files("tcm.recipes") / FILE).read_text("utf-8"))
-    return found
+import tcm.recipes
+from tcm.recipes.estimates import ASSUMPTION, estimate
+from tcm.recipes.resolve import resolve, shipped
+from tcm.recipes.schema import Recipe
 
 
 def count() -> dict[str, Any]:
     """Count parameters, FLOPs and bytes of every stage of the recipes that come with the package."""
-    from tcm.recipes.estimates import ASSUMPTION
-    from tcm.recipes.resolve import resolve, shipped
-
     rows = [_row(resolve(name)) for name in shipped()]
     return {"assumption": ASSUMPTION, "recipes": sorted(rows, key=lambda row: row["gpu_hours"])}
 
 
-def _row(recipe: "Recipe") -> dict[str, Any]:
-    from tcm.recipes.estimates import estimate
-
+def _row(recipe: Recipe) -> dict[str, Any]:
     costs = {name: estimate(recipe, stage) for name, stage in recipe.stages.items()}
     return {
         "name": recipe.name,
@@ -59,4 +40,5 @@ def _row(recipe: "Recipe") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name(FILE).write_text(json.dumps(count(), indent=1) + "\n", "utf-8")
+    file = Path(tcm.recipes.__path__[0], "counted.json")
+    file.write_text(json.dumps(count(), indent=1) + "\n", "utf-8")

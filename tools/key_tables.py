@@ -1,4 +1,4 @@
-"""The reference of all keys, written from the schema; `python -m tcm.recipes.key_tables docs/recipes.md` updates it."""
+"""The reference of all keys, written from the schema; `python tools/key_tables.py docs/recipes.md` updates it."""
 
 import dataclasses
 import sys
@@ -35,7 +35,7 @@ CHOICES: dict[Any, list[type]] = {
 }
 """Our own classes for keys that take any class."""
 
-MARK = "<!-- Below this line: written by `python -m tcm.recipes.key_tables docs/recipes.md`. -->"
+MARK = "<!-- Below this line: written by `python tools/key_tables.py docs/recipes.md`. -->"
 
 
 def _sections_of_stages() -> list[tuple[str, type[BaseModel], type[BaseModel] | None]]:
