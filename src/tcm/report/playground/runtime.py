@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tcm.foundation.downloads import data_folder, verify
 from tcm.foundation.errors import TcmError
+from tcm.foundation.fetching import Source, data_folder, fetch, verify
 from tcm.foundation.files import move
-from tcm.foundation.packages import npm_pack, unpack
 
-PACKAGE, PACKAGE_BYTES = "onnxruntime-web@1.30.0", 33_106_585
+PACKAGE = Source("npm", "onnxruntime-web@1.30.0", 33_106_585)
 CODE_FILE, WASM_FILE = "ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"
 SUMS = {
     CODE_FILE: "11e64bd8ffe11bd1a2a2f0d6275fdfbbba7262f0b76b99b53d228a8a22ef3d90",
@@ -38,24 +37,20 @@ def runtime_in(folder: Path) -> Runtime:
 
 def fetched_runtime() -> Runtime:
     """The library from the user's cache; the first time it is fetched with npm, and stderr says so."""
-    folder = data_folder() / PACKAGE.replace("@", "-")
+    folder = data_folder() / PACKAGE.name.replace("@", "-")
     if any(not (folder / name).exists() for name in SUMS):
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder) as aside:
-            _fetch(Path(aside), folder)
+            try:
+                fetch(PACKAGE, tuple(SUMS), Path(aside))
+            except TcmError as error:
+                raise TcmError(
+                    f"{PACKAGE.name} could not be fetched ({error}); get it with `{PACKAGE.command}` where npm works, "
+                    "unpack it, and pass the folder as --runtime"
+                ) from error
+            for name, expected in SUMS.items():
+                verify(Path(aside, name), expected)
+                move(Path(aside, name), folder / name)
     for name, expected in SUMS.items():
         verify(folder / name, expected)
     return runtime_in(folder)
-
-
-def _fetch(aside: Path, folder: Path) -> None:
-    try:
-        unpack(npm_pack(PACKAGE, PACKAGE_BYTES, aside), aside, list(SUMS))
-    except TcmError as error:
-        raise TcmError(
-            f"{PACKAGE} could not be fetched ({error}); get it with `npm pack {PACKAGE}` where npm works, unpack it, "
-            "and pass the folder as --runtime"
-        ) from error
-    for name, expected in SUMS.items():
-        verify(aside / name, expected)
-        move(aside / name, folder / name)
