@@ -240,7 +240,7 @@ def test_it_is_measured_on_the_command_line(run: Path, tmp_path: Path) -> None:
 def test_its_run_is_measured(run: Path) -> None:
     """The run's recipe names the class of the data, and that is enough."""
     plan = MeasurementPlan("digits", 80, times=(1.0,))
-    assert measure_stage(run, "truncated", plan, lambda message: None, StopRequest(patient=True))
+    assert measure_stage(make_recipe(), run, "truncated", plan, lambda message: None, StopRequest(patient=True))
     scores = read_scores(run / "scores.jsonl")
     assert {score.kind for score in scores} == {"fid"}
     assert [score.t for score in scores] == [None, None, 1.0]

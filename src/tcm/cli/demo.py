@@ -41,7 +41,7 @@ def demo(
     summary, model = run / "summary.txt", stage_folders(recipe, run)["truncated"] / "model"
     plan = MeasurementPlan("digits", samples, TIMES)
     measuring = [
-        Job(f"measure {name}", partial(measure_stage, run, name, plan), after=frozenset({name}))
+        Job(f"measure {name}", partial(measure_stage, recipe, run, name, plan), after=frozenset({name}))
         for name in unmeasured_stages(recipe, run, plan)
     ]
     if measuring:

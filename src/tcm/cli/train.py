@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -85,14 +86,16 @@ def train(
     source = _source(recipe, run, budget, device, dry_run)
     if source is None:
         return
-    recipe, run, own = source
+    path, run, own = source
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
     with join(device) as processes:
         console = Console(quiet=not processes.first)
         with processes.agreeing(), warnings.catch_warnings():
             if not processes.first:
                 warnings.simplefilter("ignore", TcmWarning)  # the first process says it
-            named = resolve(recipe, changes)
+            # What lies in the run's folder may be a stranger's; what is typed is not.
+            typed = re.findall(r"[\w.]+(?=:\w)", " ".join(changes))
+            named = resolve(path, changes, trust=path == recipe or typed)
             given = set(map(key_of, changes))
             # A run's own recipe has been adapted.
             fitted = named if own else fitted_to(named, init, given)

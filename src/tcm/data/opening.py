@@ -3,7 +3,6 @@
 import json
 import re
 import zipfile
-from importlib.metadata import entry_points
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
-from tcm.foundation.plugins import find_class
+from tcm.foundation.plugins import Trust, entry_point, find_class
 from tcm.method.conditions import ConditionKind
 from tcm.text.condition import Texts
 
@@ -127,14 +126,22 @@ def is_class(name: str) -> bool:
     >>> is_class("my_package.data:Halves"), is_class("https://example.org/a.tar"), is_class("C:\\\\images")
     (True, False, False)
     """
-    return re.fullmatch(r"[\w.]+:\w+", name) is not None or bool(entry_points(group=ENTRY_POINTS, name=name))
+    return re.fullmatch(r"[\w.]+:\w+", name) is not None or entry_point(ENTRY_POINTS, name) is not None
+
+
+def check_class(key: str, path: str, trust: Trust) -> None:
+    """Refuse data that is a class of a module which the user has neither named nor trusts."""
+    name = path.removeprefix(STREAM)
+    if is_class(name) and not Path(name).exists():
+        ours: dict[str, type[object]] = {}
+        find_class(key, name, ours, object, ENTRY_POINTS, trust)
 
 
 def open_class(name: str, split: str, base: type) -> Any:
     """Open the data that a class from outside gives: a subclass of `base`, called without arguments."""
     only_train(name, split)
     ours: dict[str, type[Any]] = {}
-    return find_class("data", name, ours, base, ENTRY_POINTS)()
+    return find_class("data", name, ours, base, ENTRY_POINTS, trust=True)()
 
 
 def _hint(name: str) -> str:

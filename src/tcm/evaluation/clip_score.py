@@ -63,8 +63,8 @@ def load_clip(folder: str, device: torch.device) -> Clip:
     try:
         check_vocabulary(Path(folder))
         model = load_whole(transformers, transformers.CLIPModel, folder).to(device)
-        images = transformers.AutoImageProcessor.from_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        images = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise TcmError(

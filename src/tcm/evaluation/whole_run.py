@@ -15,8 +15,7 @@ from tcm.evaluation.scores import Score, append_scores, read_scores
 from tcm.foundation.progress import SentProgress
 from tcm.foundation.signals import Stopped, StopRequest, until_stopped
 from tcm.foundation.workers import Send
-from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
-from tcm.recipes.resolve import resolve
+from tcm.recipes.folders import SCORES_FILE, stage_folders
 from tcm.recipes.schema import Recipe
 from tcm.weights import Model
 
@@ -38,13 +37,12 @@ def unmeasured_stages(recipe: Recipe, run: Path, plan: MeasurementPlan) -> list[
     return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known, plan)]
 
 
-def measure_stage(run: Path, name: str, plan: MeasurementPlan, send: Send, stop: StopRequest) -> bool:
+def measure_stage(recipe: Recipe, run: Path, name: str, plan: MeasurementPlan, send: Send, stop: StopRequest) -> bool:
     """A worker's job: score a finished stage of a run into its scores.jsonl; false if it was asked to stop.
 
     A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
     denoising is measured at each time of the plan. What the file holds already is not measured again.
     """
-    recipe = resolve(str(run / RECIPE_FILE))
     folder = stage_folders(recipe, run)[name]
     model = Model.load(folder / "model")
     dataset = open_dataset(recipe.data.path, channels=recipe.data.channels, expected=model.card.condition)

@@ -3,48 +3,67 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, ValidationInfo
 
-from tcm.foundation.errors import KeyInTable, TcmError, describe_first
+from tcm.foundation.errors import KeyInTable, TcmError, TcmWarning, describe_first
 
 Base = TypeVar("Base")
+Trust = bool | str | Sequence[str]
+"""Modules that the user trusts, besides those in TCM_TRUST; True if it was the user who named the class."""
+
+_START = os.path.realpath(os.curdir)
+"""The working folder in which Python began, and which it may have put on the path."""
+_LONGEST_NAME = 255
 
 
-def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, group: str) -> type[Base]:
+def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, group: str, trust: Trust) -> type[Base]:
     """The class that `name`, the value of `key`, stands for.
 
-    It is one of ours, an installed package's entry point in `group`, or `module:Class` of a module that Python can
-    import: one from your Python path, never a file that came with a model or a recipe.
+    It is one of ours, an installed package's entry point in `group`, or `module:Class`. A module that is not imported
+    yet must come from the user's path, never from the working folder, and either the user has named it or trusts it.
     """
     if name in ours:
         return ours[name]
-    paths = [*(entry.value for entry in entry_points(group=group, name=name)), *([name] if ":" in name else [])]
-    found = _imported(key, name, *paths[0].split(":", 1)) if paths else None
-    if found is None:
+    entry = entry_point(group, name)
+    if entry is None and ":" not in name:
         near = get_close_matches(name, ours, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ours)}"
-        raise KeyInTable(f"{key}={name!r} is unknown; {advice} (name your own class as module:Class)")
+        shown = name[:_LONGEST_NAME]
+        raise KeyInTable(f"{key}={shown!r} is unknown; {advice} (name your own class as module:Class)")
+    found = _load(f"{key}={name!r}", name, trust) if entry is None else _load(f"{key}={name!r}", entry.value, True)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise KeyInTable(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
     return cast(type[Base], found)
 
 
 def all_classes(ours: Mapping[str, type[Base]], base: type, group: str) -> dict[str, type[Base]]:
-    """Ours, and those of installed packages' entry points in `group`, by name."""
-    return {**ours} | {
-        entry.name: find_class("kind", entry.name, ours, base, group) for entry in entry_points(group=group)
-    }
+    """Ours, and those of installed packages' entry points in `group`, by name; one that fails costs a warning."""
+    found = dict(ours)
+    for entry in _entry_points(group):
+        try:
+            found[entry.name] = find_class("kind", entry.name, ours, base, group, trust=True)
+        except TcmError as error:
+            package = "an installed package" if entry.dist is None else entry.dist.name
+            text = f"a plug-in of {package}, in the group {group}, is left out: {error}; or uninstall {package}"
+            warnings.warn(text, TcmWarning, stacklevel=2)
+    return found
 
 
-def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
+def entry_point(group: str, name: str) -> EntryPoint | None:
+    """What an installed package declares under this name; nobody installed what the working folder declares."""
+    return next(iter(_entry_points(group).select(name=name)), None)
+
+
+def read_table(table: object, key: str, find: Callable[[str], type], trust: Trust) -> object:
     """The object that a table describes; its `key` names the class, a pydantic model or a dataclass. Unknown
     keys are errors. What is not such a table is returned as it is, for the field to refuse."""
     if not isinstance(table, dict):
@@ -59,42 +78,109 @@ def read_table(table: object, key: str, find: Callable[[str], type]) -> object:
         cast(Any, model | None), config=ConfigDict(extra="forbid", allow_inf_nan=False)
     )
     try:
-        return adapter.validate_json(json.dumps(table), strict=True)
+        return adapter.validate_json(json.dumps(table), strict=True, context=trust)
     except ValidationError as error:
         within, problem = describe_first(error, model)
         raise (KeyInTable if within else TcmError)(problem) from error
 
 
-def reader_of(ours: Mapping[str, type], base: type, group: str, usual: str | None = None) -> Callable[[object], object]:
+def reader_of(
+    ours: Mapping[str, type], base: type, group: str, usual: str | None = None
+) -> Callable[[object, ValidationInfo], object]:
     """A validator that reads a table by its `kind`: one of ours, an entry point of `group`, or `module:Class`.
 
-    A table that has no `kind` is of the `usual` one.
+    A table that has no `kind` is of the `usual` one. The validation's context is the user's `Trust`; without one, as
+    for a model's card, modules need the user's word.
     """
 
-    def read(table: object) -> object:
+    def read(table: object, info: ValidationInfo) -> object:
         if usual is not None and isinstance(table, dict):
             table = {"kind": usual} | table
-        return read_table(table, "kind", lambda kind: find_class("kind", kind, ours, base, group))
+        trust: Trust = info.context or False
+        return read_table(table, "kind", lambda kind: find_class("kind", kind, ours, base, group, trust), trust)
 
     return read
 
 
-def _imported(key: str, name: str, module: str, attribute: str) -> object:
-    if module not in sys.modules and _lies_in_working_folder(module):
-        raise KeyInTable(f"{key}={name!r} is in the working folder; if you trust it, put that folder on PYTHONPATH")
+def _load(what: str, value: str, trust: Trust) -> object:
+    """The object that `module:Class` names; `what` is the key and its value, for errors."""
+    module, _, attribute = value.partition(":")
+    plain = len(value) <= _LONGEST_NAME and all(part.isidentifier() for part in (*module.split("."), attribute))
+    if not plain:
+        raise KeyInTable(f"{what[:_LONGEST_NAME]} is not of the form module:Class; correct it")
+    imported = getattr(sys.modules.get(module), "__dict__", {})
+    if attribute in imported:
+        return imported[attribute]
+    if not _trusts(trust, module):
+        raise KeyInTable(
+            f"{what} would run the module {module}; if you trust it, set TCM_TRUST={module} in the environment, or "
+            f'call tcm.load with trust="{module}"'
+        )
+    top = module.partition(".")[0]
+    with _users_path():
+        place = _place(top)
+    if place != _place(top):
+        raise KeyInTable(f"{what} is in the working folder; if you trust it, put that folder on PYTHONPATH")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        absent = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
+    except (Exception, SystemExit) as error:  # a module may do anything
+        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         remedy = "put its module on the Python path" if absent else "correct its module, or the name"
-        raise KeyInTable(f"{key}={name!r} cannot be imported ({error}); {remedy}") from error
+        plain_words = isinstance(error, ImportError | AttributeError)
+        problem = str(error) if plain_words else f"{type(error).__name__}: {error}"
+        raise KeyInTable(f"{what} cannot be imported ({problem}); {remedy}") from error
 
 
-def _lies_in_working_folder(module: str) -> bool:
-    """`python -m` puts the working folder on the path, which may hold a stranger's files."""
-    found = find_spec(module.partition(".")[0]) if module.partition(".")[0].isidentifier() else None
-    if found is None or found.origin is None:
-        return False
-    here = Path.cwd()
-    trusted = {Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
-    return here in Path(found.origin).parents[:2] and here not in trusted
+def _trusts(trust: Trust, module: str) -> bool:
+    """Whether the user has named a module, or trusts it or a package that it is in."""
+    if trust is True:
+        return True
+    named = trust.split(",") if isinstance(trust, str) else trust or ()
+    words = (*os.environ.get("TCM_TRUST", "").split(","), *named)
+    return any(f"{module}.".startswith(f"{word.strip()}.") for word in words)
+
+
+def _place(top: str) -> tuple[str, set[str]] | None:
+    """Where Python would find a module that is not inside another: its file, and its folders."""
+    try:
+        spec = find_spec(top)
+    except ValueError:  # it was made by hand
+        return None
+    if spec is None:
+        return None
+    folder, file = os.path.split(spec.origin or "")
+    return file, set(map(os.path.realpath, spec.submodule_search_locations or [folder]))
+
+
+def _entry_points(group: str) -> EntryPoints:
+    with _users_path():
+        return entry_points(group=group)
+
+
+@contextmanager
+def _users_path() -> Iterator[None]:
+    """The Python path without the working folder, which may hold a stranger's files, unless the user put it there.
+
+    `python -m` and `python -c`, a notebook, and an empty part of PYTHONPATH put it there unasked. A folder that comes
+    twice is on the path for another reason too: PYTHONPATH names it, or a package was installed from it.
+    """
+    main, parts = sys.modules["__main__"], os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_script = getattr(main, "__spec__", None) is None and getattr(main, "__file__", None) is not None
+    unasked = 0 if is_script or "" in sys.path or sys.flags.safe_path else 1
+    if "" in parts and len(parts) > 1 and not any(_is_start(os.path.join(_START, part)) for part in parts if part):
+        unasked += 1
+    before, kept = sys.path, []
+    for entry in before:
+        if unasked and _is_start(entry):
+            unasked -= 1
+        elif entry:
+            kept.append(entry)
+    sys.path = kept
+    try:
+        yield
+    finally:
+        sys.path = before
+
+
+def _is_start(entry: str) -> bool:
+    return bool(entry) and os.path.realpath(entry) == _START

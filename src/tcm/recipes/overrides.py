@@ -7,10 +7,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.foundation.plugins import Trust
 from tcm.recipes.stages import stage_class
 
 
-def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[str]:
+def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any], trust: Trust = False) -> list[str]:
     """`*.steps=500` once for each stage that has the key; what is given for a single stage takes precedence.
 
     >>> digits = {"first": {"objective": "diffusion"}, "second": {"objective": "truncated"}}
@@ -27,9 +28,9 @@ def for_each_stage(overrides: Sequence[str], stages: Mapping[str, Any]) -> list[
         meant = {name: stage for name, stage in stages.items() if fnmatchcase(name, pattern)}
         if not meant:
             raise TcmError(f"override {override!r}: no stage is called {pattern!r}; the stages are {', '.join(stages)}")
-        having = [name for name, stage in meant.items() if own in _keys(stage)]
+        having = [name for name, stage in meant.items() if own in _keys(stage, trust)]
         if not having:
-            known = {known for stage in meant.values() for known in _keys(stage)}
+            known = {known for stage in meant.values() for known in _keys(stage, trust)}
             near = get_close_matches(own, known, 1)
             advice = f"did you mean '{pattern}.{near[0]}'?" if near else "see `tcm recipes show NAME` for the keys"
             raise TcmError(f"override {override!r}: no stage has the key {own!r}; {advice}")
@@ -50,10 +51,10 @@ def _is_pattern(override: str) -> bool:
     return "*" in override.partition("=")[0].partition(".")[0]
 
 
-def _keys(stage: Any) -> Mapping[str, object]:
+def _keys(stage: Any, trust: Trust) -> Mapping[str, object]:
     """The keys that a stage can have; none if it is not a valid one, which the recipe's own checks report."""
     try:
-        return stage_class(str(stage["objective"])).model_fields
+        return stage_class(str(stage["objective"]), trust).model_fields
     except (TcmError, KeyError, TypeError):
         return {}
 

@@ -4,11 +4,13 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.plugins import Trust
 from tcm.recipes.overrides import for_each_stage, shortened_warmups
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.base import AUTO, CONTINUE, UNTIL_FLAT
@@ -23,6 +25,7 @@ from tcm.recipes.tables import (
     toml_value,
     with_nulls,
 )
+from tcm.weights import RECIPE_FILE
 
 PACKAGE = "tcm.recipes"
 
@@ -36,26 +39,34 @@ def shipped() -> list[str]:
     return shipped_in(PACKAGE)
 
 
-def resolve(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+def resolve(name_or_path: str, overrides: Sequence[str] = (), *, trust: Trust = True) -> Recipe:
     """The recipe of a shipped name or a .toml file, with overrides such as `truncated.t_prime=1.5`;
     `*.batch=16` is for all stages, `halving-*.batch=16` for those of this name: the rounds of a stage `halving`.
+
+    Modules that it names are imported because the user named the recipe; a file that the user did not name is not to be
+    trusted with that.
 
     >>> resolve("cifar10", ["consistency.steps=1000", "seed=3"]).stages["consistency"].steps
     1000
     """
     source = str(name_or_path)
     tree = _in_rounds(read_extended(source, PACKAGE, "recipe", _in_order), source)
-    given = _override_tree(for_each_stage(overrides, _stages(tree)), tree)
+    given = _override_tree(for_each_stage(overrides, _stages(tree), trust), tree)
     if shortened := shortened_warmups(_stages(tree), _stages(given)):
         given = merge(given, {"stages": shortened})
-    return recipe_of(_in_order(merge(tree, given), "overrides"), source)
+    return recipe_of(_in_order(merge(tree, given), "overrides"), source, trust)
 
 
-def recipe_of(tree: Tree, source: str) -> Recipe:
+def noted_recipe(folder: Path) -> Recipe:
+    """The recipe that a run's folder holds, which may be a stranger's."""
+    return resolve(str(folder / RECIPE_FILE), trust=False)
+
+
+def recipe_of(tree: Tree, source: str, trust: Trust = False) -> Recipe:
     """The recipe that tables of TOML describe; `source` names them in errors."""
     try:
         # JSON's strictness is the right one for TOML: a list may become a tuple, but text never a number.
-        return Recipe.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True)
+        return Recipe.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True, context=trust)
     except ValidationError as error:
         raise describe_validation(error, source, Recipe) from error
 

@@ -7,8 +7,9 @@ from math import inf
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
+from tcm.data.opening import check_class
 from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import SMALLEST_R
 from tcm.method.sampling import Sampler
@@ -52,6 +53,11 @@ class DataSpec(Spec):
         default=8, description="shards of a stream that are read side by side; the processes share them evenly"
     )
     window: Count = Field(default=4096, description="images of a stream that are shuffled together")
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Self:
+        check_class("path", self.path, info.context or False)
+        return self
 
 
 def _default_second_time(fields: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ from tcm.foundation.errors import TcmError
 from tcm.method.sampling import Sampler
 from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, all_moved_aside, stage_folders
-from tcm.recipes.resolve import resolve
+from tcm.recipes.resolve import noted_recipe
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
 from tcm.training.checkpoint import newest_step
@@ -135,7 +135,7 @@ def read_run(folder: Path) -> RunRecord:
 def _read_run(folder: Path, name: str) -> RunRecord:
     if not (folder / RECIPE_FILE).is_file():
         raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
-    recipe = settled(resolve(str(folder / RECIPE_FILE)), folder)
+    recipe = settled(noted_recipe(folder), folder)
     stages = []
     for stage, path in stage_folders(recipe, folder).items():
         stages += [*_before(stage, path), _read_stage(recipe, stage, path)]
@@ -154,7 +154,7 @@ def _before(name: str, stage: Path) -> list[StageRecord]:
     found = []
     for number, folder in enumerate(all_moved_aside(stage), start=1):
         if (folder / "model").is_dir() and (folder / RECIPE_FILE).is_file():
-            then = _read_stage(resolve(str(folder / RECIPE_FILE)), name, folder)
+            then = _read_stage(noted_recipe(folder), name, folder)
             found.append(replace(then, name=f"{name} (before {number})"))
     return found
 

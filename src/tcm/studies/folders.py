@@ -14,7 +14,7 @@ from tcm.foundation.errors import TcmError, TcmWarning, describe_validation
 from tcm.foundation.files import write_text
 from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE
-from tcm.recipes.resolve import resolve, to_toml
+from tcm.recipes.resolve import noted_recipe, resolve, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.studies.common_stages import SharedStage, same_weights, stage_key
 from tcm.studies.resolve import resolve_study, study_to_toml
@@ -88,7 +88,7 @@ def noted_study(out: Path) -> Study:
     path = out / STUDY_FILE
     if not path.is_file():
         raise TcmError(f"{out} is not a study's folder: it has no {STUDY_FILE}; make one with `tcm study run`")
-    return resolve_study(path)
+    return resolve_study(path, trust=False)
 
 
 def noted_failure(run: Path) -> Failure | None:
@@ -165,25 +165,23 @@ def _note_study(study: Study, out: Path) -> None:
 def _differing(study: Study, noted: Study, measured: bool) -> list[str]:
     """The keys in which two studies differ so that they cannot share a folder."""
     other = [key for key in DECISIVE if getattr(study, key) != getattr(noted, key)]
-    other += ["base"] if resolve(study.base) != resolve(noted.base) else []
+    other += ["base"] if resolve(study.base) != resolve(noted.base, trust=False) else []
     return other + (["measure"] if measured and study.measure != noted.measure else [])
 
 
 def _check_variant(variant: Variant, out: Path) -> None:
-    path = run_folder(out, variant) / RECIPE_FILE
-    if path.exists():
-        found = changes(resolve(str(path)), variant.recipe)
+    folder = run_folder(out, variant)
+    if (folder / RECIPE_FILE).exists():
+        found = changes(noted_recipe(folder), variant.recipe)
         if refused := [change.text for change in found if change.rule != "free"]:
-            raise TcmError(
-                f"{path.parent} was started with another recipe ({'; '.join(refused)}); choose another --out"
-            )
+            raise TcmError(f"{folder} was started with another recipe ({'; '.join(refused)}); choose another --out")
 
 
 def _check_stage(stage: SharedStage, out: Path) -> None:
     """Defaults may have changed with the version; variants that share a stage may differ in what does not matter."""
-    path = stage_folder(out, stage.key) / RECIPE_FILE
-    if path.exists() and not same_weights(resolve(str(path)), stage.recipe, stage.name):
-        raise TcmError(f"{path.parent} was trained with other defaults, by another version; choose another --out")
+    folder = stage_folder(out, stage.key)
+    if (folder / RECIPE_FILE).exists() and not same_weights(noted_recipe(folder), stage.recipe, stage.name):
+        raise TcmError(f"{folder} was trained with other defaults, by another version; choose another --out")
 
 
 def _warn_of_missing_points(stage: SharedStage, out: Path) -> None:

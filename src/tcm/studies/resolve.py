@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.plugins import Trust
 from tcm.recipes.overrides import key_of
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
@@ -30,8 +31,8 @@ def shipped_studies() -> list[str]:
     return shipped_in(PACKAGE)
 
 
-def resolve_study(name_or_path: str | Path) -> Study:
-    """The study of a shipped name or a .toml file.
+def resolve_study(name_or_path: str | Path, *, trust: Trust = True) -> Study:
+    """The study of a shipped name or a .toml file; modules are trusted as in a recipe.
 
     >>> resolve_study("t-prime").base
     'digits'
@@ -39,7 +40,7 @@ def resolve_study(name_or_path: str | Path) -> Study:
     source = str(name_or_path)
     tree = read_extended(source, PACKAGE, "study", _written_out)
     try:
-        return Study.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True)
+        return Study.model_validate_json(json.dumps(with_nulls(tree), default=str), strict=True, context=trust)
     except ValidationError as error:
         raise describe_validation(error, source, Study) from error
 
@@ -51,13 +52,13 @@ def study_to_toml(study: Study) -> str:
     return tables_to_toml(tree, tables)
 
 
-def variants_of(study: Study, seed: int) -> list[Variant]:
+def variants_of(study: Study, seed: int, *, trust: Trust = True) -> list[Variant]:
     """The variants of a study with one seed, each with its recipe.
 
     >>> [variant.slug for variant in variants_of(resolve_study("t-prime"), seed=0)][:2]
     ['t-0.17', 't-0.8']
     """
-    variants = [_variant(study, name, spec, seed) for name, spec in study.variants.items()]
+    variants = [_variant(study, name, spec, seed, trust) for name, spec in study.variants.items()]
     known = dict.fromkeys(stage for variant in variants for stage in variant.recipe.stages)
     for stage in study.measure.curve:
         if stage not in known:
@@ -69,13 +70,13 @@ def variants_of(study: Study, seed: int) -> list[Variant]:
     return variants
 
 
-def _variant(study: Study, name: str, spec: VariantSpec, seed: int) -> Variant:
+def _variant(study: Study, name: str, spec: VariantSpec, seed: int, trust: Trust) -> Variant:
     given = {key_of(override) for override in spec.overrides}
     if "seed" in given | {key_of(override) for override in study.overrides}:
         raise TcmError(f"{study.name}, variant {name!r}: seed cannot be overridden; give the study's seeds")
     shared = [override for override in study.overrides if key_of(override) not in given]
     try:
-        recipe = resolve(study.base, [*shared, *spec.overrides, f"seed={seed}"])
+        recipe = resolve(study.base, [*shared, *spec.overrides, f"seed={seed}"], trust=trust)
     except TcmError as error:
         raise TcmError(f"{study.name}, variant {name!r}: {error}") from error
     stage = spec.stage or last_stage(recipe)

@@ -16,9 +16,8 @@ from tcm.foundation.processes import Processes
 from tcm.foundation.progress import ProgressMessage, SentProgress
 from tcm.foundation.signals import StopRequest, stop_requests
 from tcm.foundation.workers import Job, Send, side_by_side
-from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.overrides import key_of
-from tcm.recipes.resolve import resolve
+from tcm.recipes.resolve import noted_recipe
 from tcm.studies.common_stages import SharedStage, as_noted, shared_stages, stage_key, stages_to_train
 from tcm.studies.folders import (
     MEASURING,
@@ -186,7 +185,7 @@ def _train(job: str, stage: SharedStage, folder: Path, device: str, send: Send, 
     if not acquire(lock, stop, partial(progress.say, "waiting for another process to train this stage")):
         return False
     try:
-        recipe = as_noted(stage.recipe, resolve(str(folder / RECIPE_FILE)))
+        recipe = as_noted(stage.recipe, noted_recipe(folder))
         training = Run(recipe, folder, Processes(chosen_device(device)), Console(quiet=True))
         return _ended(tell, training.train_only(stage.name, partial(SentProgress, tell), stop))
     finally:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
+from tcm.data.opening import check_class
 from tcm.evaluation.evaluate import Metric
 from tcm.foundation.errors import TcmError
 from tcm.recipes.schema import Recipe
@@ -81,7 +82,9 @@ class Measure(Spec):
     gradients: bool = Field(default=False, description="whether spikes of the gradient norm are counted")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self, info: ValidationInfo) -> Self:
+        if self.data is not None:
+            check_class("data", self.data, info.context or False)
         for key in ("metrics", "steps", "dfid", "curve"):
             if twice := [value for value, count in Counter(getattr(self, key)).items() if count > 1]:
                 raise TcmError(f"{key}: {twice[0]!r} is given twice; give it once")

@@ -105,7 +105,7 @@ def load_encoder(reference: str) -> TextEncoder:
     model_path, tokenizer_path = _paths(reference)
     try:
         check_vocabulary(Path(tokenizer_path))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise TcmError(
             f"{tokenizer_path} has no tokenizer that can be loaded ({_first_line(error)}); add its files, such as "
@@ -137,7 +137,8 @@ def encoder_folder(name: str) -> Path:
 
 def _text_model(transformers: Any, path: str) -> nn.Module:
     """The encoder in float32, from safetensors alone; of CLIP only the part that reads texts."""
-    is_clip = transformers.AutoConfig.from_pretrained(path).model_type == "clip"
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    is_clip = config.model_type == "clip"
     loader = transformers.CLIPTextModel if is_clip else transformers.AutoModelForTextEncoding
     return load_whole(transformers, loader, path)
 
@@ -148,7 +149,9 @@ def load_whole(transformers: Any, loader: Any, path: str) -> nn.Module:
     transformers itself would make up what is missing, and only print a report of it.
     """
     with _quiet(transformers):
-        loaded = loader.from_pretrained(path, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+        loaded = loader.from_pretrained(
+            path, trust_remote_code=False, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
     model: nn.Module = loaded[0]
     missing = sorted(name for name in loaded[1]["missing_keys"] if "pooler" not in name)
     if missing:

@@ -13,7 +13,7 @@ from tcm.foundation.files import sync_folder, write_text
 from tcm.recipes.changes import Change, changes
 from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
-from tcm.recipes.resolve import resolve, to_toml
+from tcm.recipes.resolve import noted_recipe, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.checkpoint import disk_errors
 from tcm.training.data_provenance import noted_data
@@ -43,10 +43,9 @@ class Resumption:
 
 def resumption(recipe: Recipe, run: Path, later: Later | None) -> Resumption:
     """What a recipe changes in a run; refuses what would make it another run. A stage not begun yet may change."""
-    path = run / RECIPE_FILE
-    if not path.exists():
+    if not (run / RECIPE_FILE).exists():
         return Resumption()
-    noted, folders = settled(resolve(str(path)), run), stage_folders(recipe, run)
+    noted, folders = settled(noted_recipe(run), run), stage_folders(recipe, run)
     found = changes(noted, settled(recipe, run))
     begun = {name for name, folder in folders.items() if _begun(folder)}
     longer = [change.stage for change in found if change.rule == "longer" and change.stage in begun]
@@ -81,7 +80,7 @@ def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
     for name in change.kept:
         write_text(folders[name] / KEPT_FILE, "a stage that this one was trained from has been extended since\n")
     for name in change.redone:
-        as_it_was = settled(resolve(str(run / RECIPE_FILE)), run)
+        as_it_was = settled(noted_recipe(run), run)
         write_text(folders[name] / RECIPE_FILE, to_toml(as_it_was))
         folders[name].rename(moved_aside(folders[name]))
     for name, steps in change.extended.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.plugins import Trust
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
 from tcm.weights.card import CONFIG_FILE, FILES, ModelCard, Provenance
 from tcm.weights.model import Model
@@ -50,15 +51,16 @@ def bundled_models() -> list[str]:
     return sorted(folder.name for folder in BUNDLED.iterdir() if (folder / CONFIG_FILE).is_file())
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path, trust: Trust = False) -> Model:
     """The model in a folder, of a run's last finished stage (`runs/digits`), one that comes with the package
     (`digits`, `fashion-mnist`, `cifar10-16`), or of a Hugging Face hub id such as `someone/cifar10-tcm`. Nothing is
-    unpickled.
+    unpickled. A module of yours that its card names is only imported if you `trust` it (`"module"`, or several) or have
+    imported it yourself.
 
     Also the UNet of a Stable Diffusion pipeline, by its folder or hub id (the extra `t2i`).
     """
     found = find(path)
-    return _pipeline(found, path).model() if is_pipeline(found) else Model.load(found)
+    return _pipeline(found, path).model() if is_pipeline(found) else Model.load(found, trust)
 
 
 def inspect(path: str | Path) -> ModelCard:

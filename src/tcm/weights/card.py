@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from tcm.foundation.errors import TcmError, describe_validation
-from tcm.foundation.plugins import reader_of
+from tcm.foundation.plugins import Trust, reader_of
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Preconditioning
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
@@ -148,10 +148,10 @@ class ModelCard(BaseModel):
             raise TcmError(f"the model has a companion, but {what} can hold only one network; give model.alone")
 
 
-def read_card(path: Path) -> ModelCard:
+def read_card(path: Path, trust: Trust = False) -> ModelCard:
     """The card in a config.json."""
     try:
-        return ModelCard.model_validate_json(path.read_bytes())
+        return ModelCard.model_validate_json(path.read_bytes(), context=trust)
     except FileNotFoundError as error:
         raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
     except OSError as error:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
+from tcm.foundation.plugins import Trust
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.conditions import Condition, ConditionChoice
 from tcm.method.joined import Joined
@@ -55,10 +56,10 @@ class Model:
         return cls(denoiser, card)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, trust: Trust = False) -> Self:
         """The model in a folder; nothing in it is executed."""
         folder = Path(path)
-        card = read_card(folder / CONFIG_FILE)
+        card = read_card(folder / CONFIG_FILE, trust)
         model = cls._read(card.alone, folder / WEIGHTS_FILE)
         return model if card.companion is None else model.joined(cls._read(card.companion, folder / COMPANION_FILE))
 
@@ -109,11 +110,11 @@ class Model:
         (folder / CONFIG_FILE).write_text(self.card.model_dump_json(indent=2) + "\n")
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> Self:
+    def from_pretrained(cls, name: str | Path, trust: Trust = False) -> Self:
         """The model in a folder, or on the Hugging Face hub: `tcm.load` under the hub's usual name."""
         from tcm.weights import find
 
-        return cls.load(find(name))
+        return cls.load(find(name), trust)
 
     def save_pretrained(self, path: str | Path) -> None:
         """`save` under the hub's usual name."""

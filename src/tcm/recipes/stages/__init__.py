@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
-from tcm.foundation.plugins import find_class, read_table
+from tcm.foundation.plugins import Trust, find_class, read_table
 from tcm.recipes.stages.base import Setting, Stage, Times
 from tcm.recipes.stages.consistency import ConsistencyStage, PairsStage
 from tcm.recipes.stages.diffusion import DiffusionStage
@@ -35,15 +35,16 @@ STAGES: dict[str, type[Stage]] = {
 }
 
 
-def stage_class(objective: str) -> type[Stage]:
+def stage_class(objective: str, trust: Trust) -> type[Stage]:
     """The stage of an objective: one of ours, an entry point of the group `tcm.objectives`, or `module:Class`."""
-    return find_class("objective", objective, STAGES, Stage, "tcm.objectives")
+    return find_class("objective", objective, STAGES, Stage, "tcm.objectives", trust)
 
 
-def _read(table: Any) -> Any:
+def _read(table: Any, info: ValidationInfo) -> Any:
+    trust: Trust = info.context or False
     if isinstance(table, dict) and isinstance(table.get("objective"), str):
-        table = stage_class(table["objective"]).written_out(table)
-    return read_table(table, "objective", stage_class)
+        table = stage_class(table["objective"], trust).written_out(table, info)
+    return read_table(table, "objective", lambda objective: stage_class(objective, trust), trust)
 
 
 AnyStage = Annotated[SerializeAsAny[Stage], BeforeValidator(_read)]

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny
+from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, ValidationInfo
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.plugins import reader_of
@@ -212,7 +212,7 @@ class Stage(Optimization):
         return {}
 
     @classmethod
-    def written_out(cls, table: dict[str, Any]) -> dict[str, Any]:
+    def written_out(cls, table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """The stage's table in a recipe, with words that stand for several keys replaced by these."""
         return table
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from tcm.foundation.errors import KeyInTable, TcmError
 from tcm.foundation.plugins import reader_of
@@ -143,11 +143,11 @@ class ConsistencyStage(PairsStage):
     t_high: Positive | None = Field(default=None, description="where the stage's range ends; unset: at t_max")
 
     @classmethod
-    def written_out(cls, table: dict[str, Any]) -> dict[str, Any]:
+    def written_out(cls, table: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if table.get("steps") != UNTIL_FLAT:
             return table
         try:
-            curriculum = read_spacing(table.get("curriculum", {}))
+            curriculum = read_spacing(table.get("curriculum", {}), info)
         except TcmError:
             curriculum = None
         if not isinstance(curriculum, Spacing):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from tcm.foundation.errors import TcmError
 from tcm.method.curriculum import Spacing
@@ -17,11 +17,11 @@ from tcm.recipes.stages.flattening import Curves, is_flat
 from tcm.recipes.stages.roles import Role, Rows
 
 
-def _at_its_limit(table: Any) -> Any:
+def _at_its_limit(table: Any, info: ValidationInfo) -> Any:
     """A curriculum that leaves d out is at its limit throughout: what the paper does in stage 2."""
     if isinstance(table, dict) and table.get("kind", RATIO) == RATIO:
         table = {"d": 0} | table
-    return read_spacing(table)
+    return read_spacing(table, info)
 
 
 def _t_prime(value: object) -> object:

@@ -135,7 +135,7 @@ def _facts(model: Model) -> str:
     parameters = sum(parameter.numel() for parameter in model.denoiser.parameters())
     return " · ".join(
         [
-            f"{card.kind.capitalize()} model",
+            f"{card.kind} model",
             f"{height} × {width} {'grey' if channels == 1 else 'RGB'}",
             str(card.condition or "unconditional"),
             f"t from {card.t_min:g} to {card.t_max:g}",
