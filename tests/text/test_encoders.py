@@ -1,12 +1,17 @@
 """Frozen encoders: real transformers models, built here from their configs."""
 
+import io
+import json
 import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_text import LONGEST, WORDS, save_clip, save_encoder, save_tokenizer, texts
 
+from tcm.evaluation.clip_score import load_clip
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.method.conditions import Labels, TextEmbeddings
 from tcm.text.condition import UNREAD, Texts
@@ -173,3 +178,23 @@ def test_null_and_negative(folder: Path) -> None:
     torch.testing.assert_close(against.null().tokens[1], kind.encode(["the apple"]).tokens[0], atol=1e-6, rtol=1e-6)
     assert two.select(torch.tensor([1])).texts == ("a dog",)
     assert two.select(slice(0, 1)).texts == ("a cat",)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
+def test_code_in_a_folder_is_not_run(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked whether it should be, even if they would say yes."""
+    folder = save_clip(tmp_path / "clip")
+    sprung, classes = tmp_path / "sprung", ("AutoConfig", "AutoModelForTextEncoding", "AutoImageProcessor")
+    (folder / "own.py").write_text(f"open({str(sprung)!r}, 'w').close()\nclass Own: ...\n")
+    config = json.loads((folder / file).read_text())
+    config |= {"auto_map": dict.fromkeys(classes, "own.Own") | {"AutoTokenizer": [None, "own.Own"]}}
+    config |= (
+        {"model_type": "own"} if file == "config.json" else {"image_processor_type": "Own", "tokenizer_class": "Own"}
+    )
+    (folder / file).write_text(json.dumps(config))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    for load in (load_encoder, lambda path: load_clip(path, torch.device("cpu"))):
+        with suppress(TcmError):
+            load(str(folder))
+    assert not sprung.exists()
+    assert sys.stdin.read() == "y\n" * 9

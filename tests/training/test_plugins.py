@@ -2,6 +2,7 @@
 torch's own dropout."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -15,11 +16,12 @@ from launching import lines, tiny_recipe
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from vector_condition import VectorKind
 
 from tcm.data import open_dataset
 from tcm.data.loader import Batches
 from tcm.evaluation.generation import sampling_batch
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.progress import PrintedProgress
 from tcm.foundation.randomness import SampleStreams
 from tcm.foundation.signals import StopRequest
@@ -29,8 +31,9 @@ from tcm.method.objectives import Batch, Consistency, Diffusion, Losses, Models,
 from tcm.method.preconditioning import Denoiser, Masks, Network
 from tcm.method.sampling import HeunSampler, Sampler, SamplingStep, consistency_steps
 from tcm.method.times import TimeDistribution
-from tcm.networks import DDPMppConfig, ImageShape, NetworkConfig
+from tcm.networks import NETWORKS, DDPMppConfig, ImageShape, NetworkConfig, networks
 from tcm.networks.cost import network_cost
+from tcm.planning.rules import network_for
 from tcm.recipes.estimates import estimate
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.resolve import differences, resolve, to_toml
@@ -47,10 +50,16 @@ from tcm.training.metrics import MetricsFile
 from tcm.training.run import Run
 from tcm.training.stage_loop import StageLoop
 from tcm.training.stage_models import Sources, card_of, check_run, stage_models
-from tcm.weights import Model, ModelCard
+from tcm.weights import Model, ModelCard, inspect
 from tcm.weights.importing import import_checkpoint
 
 OWN, CRITIC = "test_plugins:PlainConfig", DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=())
+
+
+@pytest.fixture(autouse=True)
+def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards name this file's classes by a path from which it was not imported."""
+    monkeypatch.setenv("TCM_TRUST", "test_plugins")
 
 
 class PlainConfig(NetworkConfig):
@@ -575,6 +584,14 @@ def test_weights_to_reinitialize_are_named_by_the_role(tmp_path: Path) -> None:
         check_run(recipe, {"critics": card}, {}, str(tmp_path / "source"))
 
 
+def install(folder: Path, package: str, *networks: str) -> None:
+    """A package with networks, as pip leaves it: a .dist-info folder beside its modules."""
+    about = folder / f"{package}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("\n".join(["[tcm.networks]", *networks]))
+
+
 def test_import_asks_the_networks_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = PlainConfig(channels=4).build((1, 8, 8), None)
     weights = {f"net.{network.published_names()[name]}": tensor for name, tensor in network.state_dict().items()}
@@ -582,13 +599,54 @@ def test_import_asks_the_networks_of_installed_packages(tmp_path: Path, monkeypa
     save_file(weights, path)
     with pytest.raises(TcmError, match="holds no network"):
         import_checkpoint(path, "consistency")
-    about = tmp_path / "plain-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[tcm.networks]\nplain = {OWN}\n")
+    install(tmp_path, "plain", f"plain = {OWN}")
     monkeypatch.syspath_prepend(tmp_path)
     model = import_checkpoint(path, "consistency").model
+    model.save(tmp_path / "model")
+    monkeypatch.delenv("TCM_TRUST")
+    monkeypatch.delitem(sys.modules, "test_plugins")
+    assert inspect(tmp_path / "model").network.kind == OWN, "who installs a package trusts it"
     assert model.card.network.model_dump() == PlainConfig(channels=4).model_dump()
     found, expected = model.denoiser.network.state_dict(), network.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "content", "problem"),
+    [
+        ("faulty:Net", "raise RuntimeError('boom')", "RuntimeError: boom"),
+        ("faulty:Net", "import no_such_dependency", "No module named 'no_such_dependency'"),
+        ("faulty:Net", "def", "SyntaxError"),
+        ("faulty:Net", "raise SystemExit(3)", "SystemExit: 3"),
+        ("faulty:Net", "1 / 0", "ZeroDivisionError"),
+        ("faulty:Net", "", "has no attribute 'Net'"),
+        ("faulty:Net", "Net = 1", "is not a subclass of NetworkConfig"),
+        ("faulty:Net", "class Net: ...", "is not a subclass of NetworkConfig"),
+        ("faulty", "", "is not of the form module:Class"),
+        ("faulty:", "", "is not of the form module:Class"),
+        ("not a module:Net", "", "is not of the form module:Class"),
+        ("absent:Net", "", "No module named 'absent'"),
+    ],
+)
+def test_a_broken_network_costs_only_a_warning(
+    value: str, content: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for it gets an error."""
+    (tmp_path / "faulty.py").write_text(content)
+    install(tmp_path, "faulty", f"bad = {value}")
+    install(tmp_path, "plain", f"plain = {OWN}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(TcmWarning) as warned:
+        found = networks()
+    assert found.keys() == {*NETWORKS, "plain"}
+    (text,) = (str(warning.message) for warning in warned)
+    assert text.startswith("a plug-in of faulty is left out: kind='bad'")
+    assert problem in text
+    with pytest.warns(TcmWarning, match="faulty"):
+        assert network_for(VectorKind(2)) is None, "a plan asks all networks too"
+    with pytest.raises(TcmError) as caught:
+        resolve("digits", ["network.kind=bad"])
+    assert str(caught.value).startswith("digits: network.kind='bad'")
+    assert problem in str(caught.value)
+    sys.modules.pop("faulty", None)

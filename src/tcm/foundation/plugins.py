@@ -39,7 +39,10 @@ def find_class(key: str, name: str, ours: Mapping[str, type[Base]], base: type, 
         advice = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(ours)}"
         shown = name[:_LONGEST_NAME]
         raise KeyInTable(f"{key}={shown!r} is unknown; {advice} (name your own class as module:Class)")
-    found = _load(f"{key}={name!r}", name, trust) if entry is None else _load(f"{key}={name!r}", entry.value, True)
+    if entry is None:
+        found = _load(f"{key}={name!r}", name, trust)
+    else:
+        found = _load(f"{key}={name!r} ({entry.value})", entry.value, trust=True)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise KeyInTable(f"{key}={name!r} is not a subclass of {base.__name__}; name one that is")
     return cast(type[Base], found)
@@ -52,15 +55,15 @@ def all_classes(ours: Mapping[str, type[Base]], base: type, group: str) -> dict[
         try:
             found[entry.name] = find_class("kind", entry.name, ours, base, group, trust=True)
         except TcmError as error:
-            package = "an installed package" if entry.dist is None else entry.dist.name
-            text = f"a plug-in of {package}, in the group {group}, is left out: {error}; or uninstall {package}"
+            package = (entry.dist and entry.dist.name) or "an installed package"
+            text = f"a plug-in of {package} is left out: {error}; or update or uninstall {package}"
             warnings.warn(text, TcmWarning, stacklevel=2)
     return found
 
 
 def entry_point(group: str, name: str) -> EntryPoint | None:
-    """What an installed package declares under this name; nobody installed what the working folder declares."""
-    return next(iter(_entry_points(group).select(name=name)), None)
+    """What an installed package declares under this name, or under another with this `module:Class`."""
+    return next((entry for entry in _entry_points(group) if name in (entry.name, entry.value)), None)
 
 
 def read_table(table: object, key: str, find: Callable[[str], type], trust: Trust) -> object:
@@ -153,6 +156,7 @@ def _place(top: str) -> tuple[str, set[str]] | None:
 
 
 def _entry_points(group: str) -> EntryPoints:
+    """Of installed packages alone: the working folder may declare some too."""
     with _users_path():
         return entry_points(group=group)
 
