@@ -51,7 +51,7 @@ def _make_pages(runtime: Runtime, folder: Path) -> None:
     ddpmpp = tcm.DDPMppConfig(channels=8, channel_mult=(1, 2), blocks=1, attention=(16,))
     edm2 = tcm.EDM2Config(channels=16, channel_mult=(1, 2), blocks=1, attention=(8,))
     models = {
-        "wide": lively_model(ddpmpp, (3, 16, 32), kind="consistency"),
+        "wide": lively_model(ddpmpp, (3, 16, 32), kind="el:ElStage"),
         "colours": lively_model(edm2, (3, 16, 16), kind="truncated", t_min=1.0, condition=COLOURS),
     }
     for name, model in models.items():

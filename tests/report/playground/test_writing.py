@@ -44,6 +44,10 @@ def test_names_are_escaped(pages: Path) -> None:
     assert '"\\u003cb>red' in source
 
 
+def test_a_plug_ins_name_is_shown_as_it_is(pages: Path) -> None:
+    assert "el:ElStage model · 16 × 32 RGB" in (pages / "wide.html").read_text()
+
+
 @pytest.mark.parametrize("words", documented(), ids=" ".join)
 def test_documented_commands(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages take seconds to make: the fixture runs one of these commands, the others are parsed."""
