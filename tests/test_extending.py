@@ -215,6 +215,8 @@ def test_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe.stages["segment"].objective == "one-segment"
     assert recipe.stages["segment"].describe() == "one segment above t = 1.5"
     assert type(resolve("tiny.toml").network).__name__ == "TinyConfig"
-    with pytest.raises(TcmError, match=r"segment.objective='broken' cannot be imported \(No module named 'nowhere'\)"):
+    with pytest.raises(
+        TcmError, match=r"segment.objective='broken' \(nowhere:Stage\) cannot be imported \(No module named 'nowhere'\)"
+    ):
         resolve("segments.toml", ["segment.objective=broken"])
     forget()
