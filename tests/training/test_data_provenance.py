@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from threading import Thread
@@ -9,11 +10,15 @@ from threading import Thread
 import numpy as np
 import pytest
 import writers
-from inprocess import train
+from inprocess import ALONE, train
 from launching import tiny_recipe
+from rich.console import Console
 
 from tcm.data import ArrayDataset, open_dataset
 from tcm.data.order import global_batch
+from tcm.foundation.errors import TcmError
+from tcm.recipes.schema import Recipe
+from tcm.training.run import Run
 
 pytestmark = pytest.mark.long
 
@@ -91,3 +96,106 @@ def test_data_that_cannot_be_hashed_do_not_stop_a_run(tmp_path: Path) -> None:
     said = train(tiny_recipe(STEPS, *words(path)), tmp_path / "run")
     assert f"the models do not record the hash of their data: {broken} cannot be read as an image" in said
     assert noted(tmp_path / "run") == {"0-diffusion": None, "1-consistency": None}
+
+
+def changed(kind: str, data: Path) -> None:
+    """Other pixels under the same names; of a stream, which is not read for this, there are fewer."""
+    other = 255 - IMAGES
+    if data.is_dir():
+        shutil.rmtree(data)
+    match kind:
+        case "folder":
+            writers.write_files(data, writers.numbered(other))
+        case "zip":
+            writers.write_zip(data, writers.numbered(other))
+        case "shards":
+            writers.write_shards(data, other[:150], None)
+        case _:
+            np.save(data, other)
+
+
+def written(kind: str, folder: Path) -> tuple[Path, str]:
+    shutil.rmtree(folder / "images", ignore_errors=True)
+    match kind:
+        case "folder":
+            path = writers.write_files(folder / "images", FILES)
+        case "zip":
+            path = writers.write_zip(folder / "images.zip", FILES)
+        case "shards":
+            path = writers.write_shards(folder / "images", IMAGES, None)
+            return path, f"stream:{path}"
+        case _:
+            path = folder / "images.npy"
+            np.save(path, IMAGES)
+    return path, str(path)
+
+
+def only(data: str) -> Recipe:
+    words = ["diffusion.batch=4", "diffusion.sample_every=0", "classes=none", "conditional=false"]
+    return tiny_recipe(STEPS, 'order=["diffusion"]', *words, f"data.path={data}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_memory"), [("folder", True), ("folder", False), ("zip", False), ("npy", True), ("shards", False)]
+)
+def test_changed_data_are_refused_and_touched_ones_are_not(
+    kind: str, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the run is finished or was interrupted, and by a dry run too."""
+    if in_memory:
+        monkeypatch.setitem(open_dataset.__kwdefaults__, "memory_limit", 2**30)
+    data, name = written(kind, tmp_path)
+    run = tmp_path / "run"
+    train(only(name), run)
+    before = (run / "data-files.txt").read_text() if (run / "data-files.txt").exists() else None
+    for file in [data, *data.rglob("*")]:
+        os.utime(file, (1e9, 1e9))
+    train(only(name), run)
+    if before is not None and kind != "shards":
+        assert (run / "data-files.txt").read_text() != before, "the new times are noted"
+    changed(kind, data)
+    with pytest.raises(TcmError, match=r"images.* has changed since .*run was started; .* another --run, or put the"):
+        train(only(name), run)
+    shutil.rmtree(run / "0-diffusion" / "model")
+    with pytest.raises(TcmError, match="has changed since"):
+        Run(only(name), run, ALONE, Console(quiet=True)).check()
+    written(kind, tmp_path)
+    train(only(name), run)
+
+
+def test_data_whose_files_look_the_same_are_not_read(tmp_path: Path) -> None:
+    """However many there are; a stat of each is all that a start takes."""
+    folder = writers.write_files(tmp_path / "images", FILES)
+    train(only(str(folder)), tmp_path / "run")
+    for file in folder.glob("*.png"):
+        status = file.stat()
+        file.write_bytes(file.read_bytes()[::-1] if file.name != "00000.png" else file.read_bytes())
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    train(only(str(folder)), tmp_path / "run")
+
+
+def test_data_that_change_before_their_hash_is_known_are_refused(tmp_path: Path) -> None:
+    """As when a run on a large set is killed in its first minutes; then the times alone decide."""
+    folder = writers.write_files(tmp_path / "images", FILES)
+    run = tmp_path / "run"
+    train(only(str(folder)), run)
+    (run / "data.txt").unlink()
+    shutil.rmtree(run / "0-diffusion" / "model")
+    (folder / "extra.png").write_bytes(FILES["00000.png"])
+    with pytest.raises(TcmError, match="has changed since"):
+        train(only(str(folder)), run)
+    (folder / "extra.png").unlink()
+    train(only(str(folder)), run)
+
+
+def test_a_run_of_the_version_before_gets_a_record_of_its_files(tmp_path: Path) -> None:
+    folder = writers.write_files(tmp_path / "images", FILES)
+    run = tmp_path / "run"
+    train(only(str(folder)), run)
+    (run / "data-files.txt").unlink()
+    train(only(str(folder)), run)
+    assert (run / "data-files.txt").exists()
+    (run / "data-files.txt").unlink()
+    changed("folder", folder)
+    with pytest.raises(TcmError, match="has changed since"):
+        train(only(str(folder)), run)

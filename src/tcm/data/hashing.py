@@ -18,6 +18,7 @@ from typing import Self
 import PIL
 
 from tcm.data.dataset import Dataset
+from tcm.data.pictures import Pictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
 from tcm.foundation.files import write_text
@@ -30,11 +31,18 @@ _ANSWER = "from tcm.data.hashing import answer; answer()"
 
 @dataclass(frozen=True)
 class _Fingerprint:
-    """What stands for a data set that is not read: its files' names, sizes and times of change."""
+    """What stands for data that are not read: their files' names, sizes and times of change."""
 
     folder: Path
     """The folder that all files are in."""
     key: str
+    newest: int
+    """When a file was last changed, in nanoseconds."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a further change would show."""
+        return time.time_ns() - self.newest >= SETTLED
 
 
 def hash_of(dataset: Dataset) -> str:
@@ -45,32 +53,52 @@ def hash_of(dataset: Dataset) -> str:
     >>> hash_of(open_dataset("imagenet64.zip"))  # doctest: +SKIP
     """
     before = _fingerprint(dataset)
-    known = None if before is None else _look_up(before)
+    known = None if before is None or not before.settled else _look_up(before)
     if known is not None:
         return known
     found = dataset.content_hash()
-    if before is not None and _fingerprint(dataset) == before:
+    if before is not None and before.settled and _fingerprint(dataset) == before:
         _keep(before, found)
     return found
 
 
-def _fingerprint(dataset: Dataset) -> _Fingerprint | None:
-    """None for images in memory, whose hash takes no decoding, and for files that have just been written."""
-    stored = dataset.stored()
+def files_of(source: Dataset | Pictures) -> str | None:
+    """What shows without reading data that they are the same; None for images in memory, whose hash is quick.
+
+    Of files whose names are not known, it is the number of images and their annotations.
+    """
+    if isinstance(source, Dataset) and source.in_memory and source.stored() is None:
+        return None
+    found = _fingerprint(source, decoder="")
+    return _described(source, "", "").hexdigest() if found is None else found.key
+
+
+def content_of(source: Dataset | Pictures) -> str:
+    """The hash of a data set's images and annotations, or of pictures' names, bytes and annotations."""
+    return hash_of(source) if isinstance(source, Dataset) else source.content_hash()
+
+
+def _described(source: Dataset | Pictures, part: str, decoder: str) -> "hashlib._Hash":
+    """All that is known of data besides their files."""
+    known: list[object] = [*source.names] if isinstance(source, Pictures) else [source.count, source.shape]
+    if isinstance(source, Dataset):
+        known.append([broken.name for broken in source.skipped])
+    digest = hashlib.sha256(json.dumps([*known, part, decoder]).encode())
+    digest.update(b"" if source.annotations is None else source.annotations.content())
+    return digest
+
+
+def _fingerprint(source: Dataset | Pictures, decoder: str = PIL.__version__) -> _Fingerprint | None:
+    """None for images whose files are not known, such as those in memory, whose hash takes no decoding.
+
+    The decoder is Pillow's version: not all of them decode a JPEG to the same pixels.
+    """
+    stored = source.stored()
     paths = [] if stored is None else [os.path.abspath(file) for file in stored.files]
     if stored is None or not paths:
         return None
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])
-    # Pillow's version: not all of them decode a JPEG to the same pixels.
-    described = [
-        dataset.count,
-        dataset.shape,
-        [broken.name for broken in dataset.skipped],
-        stored.part,
-        PIL.__version__,
-    ]
-    digest = hashlib.sha256(json.dumps(described).encode())
-    digest.update(b"" if dataset.annotations is None else dataset.annotations.content())
+    digest = _described(source, stored.part, decoder)
     newest = 0
     for path in paths:
         try:
@@ -80,7 +108,7 @@ def _fingerprint(dataset: Dataset) -> _Fingerprint | None:
         newest = max(newest, status.st_mtime_ns)
         line = json.dumps([os.path.relpath(path, folder), status.st_size, status.st_mtime_ns])
         digest.update(line.encode())
-    return None if time.time_ns() - newest < SETTLED else _Fingerprint(Path(folder), digest.hexdigest())
+    return _Fingerprint(Path(folder), digest.hexdigest(), newest)
 
 
 def _places(folder: Path) -> tuple[Path, Path]:

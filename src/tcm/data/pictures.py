@@ -1,5 +1,7 @@
 """Collections of image files, of any sizes: in a folder, in tar shards. Nothing is ever unpacked to disk."""
 
+import hashlib
+import json
 import mmap
 import os
 import struct
@@ -8,6 +10,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast, overload
 
@@ -84,6 +87,17 @@ class Pictures(ABC):
     def picture(self, index: int) -> Image.Image:
         """Return file `index` decoded, of mode "L" or "RGB"."""
         return decode_picture(self.data(index), self.names[index])
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of all names, bytes and annotations; a file that cannot be read counts as empty."""
+        digest = hashlib.sha256()
+        for index, name in enumerate(self.names):
+            data = b""
+            with suppress(BrokenImage):
+                data = self.data(index)
+            digest.update(json.dumps([name, len(data)]).encode() + data)
+        digest.update(b"" if self.annotations is None else self.annotations.content())
+        return digest.hexdigest()
 
 
 def is_image(name: str) -> bool:

@@ -11,14 +11,16 @@ from pathlib import Path
 from rich.console import Console
 
 from tcm.data import Dataset, Stream
-from tcm.data.hashing import BackgroundHash
+from tcm.data.hashing import BackgroundHash, files_of, hash_of
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, write_text
 from tcm.foundation.signals import StopRequest
+from tcm.recipes.changes import Change
 from tcm.training.checkpoint import disk_errors
 from tcm.weights.card import CONFIG_FILE, ModelCard, read_card
 
-DATA_FILE = "data.txt"
+DATA_FILE, FILES_FILE = "data.txt", "data-files.txt"
+"""In a run's folder: the hash of its data, once it is known; that of its files' names, sizes and times at once."""
 A_MOMENT = 0.5
 """Seconds in which small data is hashed, so that its models are written once, with all that belongs to them."""
 
@@ -87,16 +89,21 @@ def notes_of_data(
 ) -> Iterator[Notes]:
     """While the block runs, hash the data if one of the models lacks it; only the process that may `write` does.
 
-    A stream is not hashed: its identity is what can be known without reading it all.
+    The data are known to be those that the run was started with. A stream is not hashed: its identity is what can be
+    known without reading it all.
     """
+    if write:
+        _note_files(data, run)
     if not write or all(is_noted(model) for model in models):
         yield Notes(None, console, run)
         return
-    if isinstance(data, Stream):
-        notes = Notes(Known(data.identity), console, run)
+    known = data.identity if isinstance(data, Stream) else _noted(run / DATA_FILE)
+    if known is not None:
+        notes = Notes(Known(known), console, run)
         notes.write()
         yield notes
         return
+    assert isinstance(data, Dataset)
     with BackgroundHash(data) as hashing:
         hashing.wait(A_MOMENT)
         notes = Notes(hashing, console, run)
@@ -107,12 +114,59 @@ def notes_of_data(
             notes.write()
 
 
-def noted_data(run: Path, models: Iterable[Path]) -> str | None:
+def check_same_data(
+    data: Dataset | Stream, path: str, run: Path, models: Iterable[Path], moved: Change | None, console: Console
+) -> None:
+    """Refuse data that are not what the run was trained on so far: others at a new path, or changed ones at the same.
+
+    Only where the files look different, their content is compared.
+    """
+    files, noted_files = _files_of(data), _noted(run / FILES_FILE)
+    if moved is None and files is not None and files == noted_files:
+        return
+    noted = _noted_data(run, models)
+    if noted is None and moved is not None:
+        raise TcmError(
+            f"{run} has no record of its data, so the data at the new path cannot be checked ({moved.text}); "
+            "move the data back, or use another --run"
+        )
+    if noted is None and (files is None or noted_files is None):
+        return
+    if files is not None and isinstance(data, Dataset):
+        console.print(f"comparing the content of {path} with that of the run", highlight=False, markup=False)
+    if noted is not None and noted == (data.identity if isinstance(data, Stream) else hash_of(data)):
+        return
+    if moved is not None:
+        raise TcmError(
+            f"{run} was started with other data ({moved.text}, whose content differs); use the same data or another "
+            "--run"
+        )
+    raise TcmError(
+        f"data.path={path} has changed since {run} was started; train on the new data with another --run, or put the "
+        "old data back"
+    )
+
+
+def _noted_data(run: Path, models: Iterable[Path]) -> str | None:
     """The hash of the data that a run has been trained on so far, as the run or one of its models has noted it."""
-    if (run / DATA_FILE).exists():
-        return (run / DATA_FILE).read_text("utf-8")
     cards = (read_card(model / CONFIG_FILE) for model in models if model.is_dir())
-    return next((card.provenance.data for card in cards if card.provenance.data is not None), None)
+    in_models = (card.provenance.data for card in cards if card.provenance.data is not None)
+    return _noted(run / DATA_FILE) or next(in_models, None)
+
+
+def _noted(file: Path) -> str | None:
+    return file.read_text("utf-8") if file.exists() else None
+
+
+def _files_of(data: Dataset | Stream) -> str | None:
+    return data.identity if isinstance(data, Stream) else files_of(data)
+
+
+def _note_files(data: Dataset | Stream, run: Path) -> None:
+    path, files = run / FILES_FILE, _files_of(data)
+    if files is not None and _noted(path) != files:
+        with disk_errors(path):
+            write_text(path, files)
 
 
 def _note(model: Path, value: str) -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tcm.data import Dataset, Stream
-from tcm.data.hashing import hash_of
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import sync_folder, write_text
 from tcm.recipes.changes import Change, changes
@@ -16,7 +14,6 @@ from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
 from tcm.recipes.resolve import noted_recipe, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.checkpoint import disk_errors
-from tcm.training.data_provenance import noted_data
 from tcm.training.stage_models import needed_stages
 from tcm.weights import is_run, last_model
 
@@ -90,21 +87,6 @@ def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
         sync_folder(folders[name])
     if change.said:
         note(run, recipe, None)
-
-
-def check_same_data(change: Change, data: Dataset | Stream, run: Path, models: Iterable[Path]) -> None:
-    """Refuse data at another path unless it is what the run was trained on so far."""
-    noted = noted_data(run, models)
-    if noted is None:
-        raise TcmError(
-            f"{run} has no record of its data, so the data at the new path cannot be checked ({change.text}); "
-            "move the data back, or use another --run"
-        )
-    if noted != (data.identity if isinstance(data, Stream) else hash_of(data)):
-        raise TcmError(
-            f"{run} was started with other data ({change.text}, whose content differs); use the same data or another "
-            "--run"
-        )
 
 
 def noted_init(given: str | None, run: Path) -> str | None:

@@ -35,14 +35,14 @@ from tcm.recipes.stages import Stage
 from tcm.training.adapting import check_data, shape_of
 from tcm.training.batches import batches_of
 from tcm.training.checkpoint import Checkpoints, disk_errors
-from tcm.training.data_provenance import notes_of_data
+from tcm.training.data_provenance import check_same_data, notes_of_data
 from tcm.training.deciding import decide
 from tcm.training.health import warnings_at_start
 from tcm.training.learner import Learner
 from tcm.training.locking import only_one
 from tcm.training.metrics import METRICS_FILE, MetricsFile, time_bins
 from tcm.training.precision import products, store_in_bfloat16
-from tcm.training.resuming import Later, Resumption, adopt, check_same_data, note, noted_init, resumption
+from tcm.training.resuming import Later, Resumption, adopt, note, noted_init, resumption
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
 from tcm.training.stage_models import (
@@ -177,8 +177,8 @@ class Run:
             cards = {name: card_of(recipe, name, shape, condition) for name in folders}
             plan = RunPlan(data, batches, cards, folders, init, resumed)
             check_run(recipe, cards, plan.done, init)
-            if resumed.moved is not None and self.processes.first:
-                check_same_data(resumed.moved, data, self.folder, plan.models.values())
+            if self.processes.first:
+                check_same_data(data, spec.path, self.folder, plan.models.values(), resumed.moved, self.console)
             return plan
 
     def _adopt(self, resumed: Resumption) -> None:
