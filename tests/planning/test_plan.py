@@ -1,7 +1,9 @@
 """A plan: a recipe that fits its data, its budget and its machine, from the command line too."""
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +14,17 @@ from launching import Launcher
 from PIL import Image
 from vector_condition import HalvesData, VectorConfig, VectorKind
 
-from tcm.cli.plan import parse_budget, planned_recipe, prepared_data
+from tcm.cli.plan import parse_budget, prepared_data
+from tcm.cli.planned_run import planned_recipe, warn_of_changed_images
+from tcm.cli.train import train
 from tcm.data.dataset import ArrayDataset, ClassLabels
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.processes import Processes
 from tcm.planning import rules
-from tcm.planning.look import look_at
-from tcm.planning.plan import Planner
+from tcm.planning.look import check_enough, look_at
+from tcm.planning.plan import Planner, make_plan
 from tcm.recipes.resolve import differences, resolve
+from tcm.recipes.schema import Recipe
 from tcm.training.adapting import check_data
 
 CPU = Processes(torch.device("cpu"))
@@ -179,34 +184,162 @@ def planned_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run on `photos` that has begun."""
     monkeypatch.chdir(photos.parent)
     run = Path("runs/photos")
-    planned_recipe("photos", run, "1h", "cpu")
+    with pytest.warns(TcmWarning, match=r"data\.zip has few images, 8: .* 1,000 or more are enough"):
+        planned_recipe("photos", run, "1h", CPU)
     (run / "plan.toml").rename(run / "recipe.toml")
     return run
 
 
 def test_a_run_is_resumed_only_with_its_own_images_and_budget(planned_run: Path, photos: Path) -> None:
     recipe = str(planned_run / "recipe.toml")
-    assert planned_recipe("photos", planned_run, None, "cpu") == recipe
-    assert planned_recipe(str(photos), planned_run, "60m", "cpu") == recipe
+    assert planned_recipe("photos", planned_run, None, CPU) == recipe
+    assert planned_recipe(str(photos), planned_run, "60m", CPU) == recipe
     with pytest.raises(TcmError, match=r"--budget=2h: runs/photos was planned for 1h; leave --budget out"):
-        planned_recipe("photos", planned_run, "2h", "cpu")
+        planned_recipe("photos", planned_run, "2h", CPU)
     other = photos.rename(photos.with_name("other"))
     with pytest.raises(TcmError, match=r"was planned from .*/photos, not from .*/other; give another --run"):
-        planned_recipe(str(other), planned_run, None, "cpu")
+        planned_recipe(str(other), planned_run, None, CPU)
     (planned_run / "planned.json").unlink()
     with pytest.raises(TcmError, match=r"was not planned from photos; resume it with `tcm train runs/photos`"):
-        planned_recipe("photos", planned_run, None, "cpu")
+        planned_recipe("photos", planned_run, None, CPU)
 
 
 def test_prepared_images_are_used_again_only_for_the_same_data(planned_run: Path, photos: Path) -> None:
     """As after a budget that was too small: what was prepared stays, and so does what it was made from."""
     (planned_run / "recipe.toml").unlink()
     before = (planned_run / "data.zip").stat().st_mtime_ns
-    planned_recipe("photos", planned_run, "2h", "cpu")
+    with pytest.warns(TcmWarning, match="few images, 8"):
+        planned_recipe("photos", planned_run, "2h", CPU)
     assert (planned_run / "data.zip").stat().st_mtime_ns == before
+    (photos / "cats" / "0.png").unlink()
+    with pytest.warns(TcmWarning, match="few images, 7"):
+        planned_recipe("photos", planned_run, "2h", CPU)
     photos.rename(photos.with_name("other"))
     with pytest.raises(TcmError, match=r"not from .*/other"):
-        planned_recipe("other", planned_run, "2h", "cpu")
+        planned_recipe("other", planned_run, "2h", CPU)
+
+
+def test_a_run_does_not_go_on_with_images_that_have_changed(planned_run: Path, photos: Path) -> None:
+    """Unless the run itself is named, whose images were prepared; a new time is no change."""
+    noted = (planned_run / "planned.json").read_text()
+    warn_of_changed_images(planned_run)
+    os.utime(photos / "cats" / "0.png", (1e9, 1e9))
+    planned_recipe("photos", planned_run, None, CPU)
+    assert (planned_run / "planned.json").read_text() != noted, "the new time is noted"
+    before = (photos / "cats" / "0.png").read_bytes()
+    remedies = r"another --run, put the old ones back, or go on with them as they were: tcm train runs/photos"
+    for change in (photos / "cats" / "new.png", photos / "cats" / "0.png"):
+        change.write_bytes((photos / "dogs" / "1.png").read_bytes())
+        with pytest.raises(TcmError, match=f"photos has changed since runs/photos was planned from it; .*{remedies}"):
+            planned_recipe("photos", planned_run, None, CPU)
+        with pytest.warns(TcmWarning, match=r"runs/photos goes on with the images as they were, in data\.zip"):
+            warn_of_changed_images(planned_run)
+        (photos / "cats" / "new.png").unlink(missing_ok=True)
+    (photos / "cats" / "0.png").write_bytes(before)
+    planned_recipe("photos", planned_run, None, CPU)
+
+
+def test_a_run_that_was_planned_by_the_version_before(planned_run: Path) -> None:
+    noted = json.loads((planned_run / "planned.json").read_text())
+    (planned_run / "planned.json").write_text(json.dumps({key: noted[key] for key in ("data", "budget")}))
+    planned_recipe("photos", planned_run, None, CPU)
+    assert json.loads((planned_run / "planned.json").read_text()) == noted
+
+
+@pytest.mark.parametrize("budget", ["1s", "10000h", "soon"])
+def test_what_cannot_be_planned_leaves_nothing(tmp_path: Path, budget: str) -> None:
+    np.savez(tmp_path / "small.npz", images=images(1000, 1, 4, 4).pixels(np.arange(1000)))
+    with pytest.raises(TcmError, match="--budget"):
+        planned_recipe(str(tmp_path / "small.npz"), tmp_path / "run", budget, CPU)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.npz"]
+
+
+BLACK = np.zeros((300, 3, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "problem"),
+    [
+        (images(1, 3, 8, 8).pixels(np.arange(1)), "only one image, .* 1,000 different images or more"),
+        (BLACK, "the same image 300 times, .* 1,000 different images or more"),
+        (images(2000, 3, 1, 1).pixels(np.arange(2000)), r"images of 1×1 pixels, .* at least 4×4"),
+    ],
+    ids=["one", "black", "pixels"],
+)
+def test_hopeless_data_are_refused_before_anything_is_timed(pixels: np.ndarray, problem: str) -> None:
+    with pytest.raises(TcmError, match=f"^photos has {problem}"):
+        make_plan(ArrayDataset(pixels), "photos", 3600, CPU, lambda text: None)
+
+
+def test_poor_data_are_warned_of() -> None:
+    few = images(11, 1, 8, 8)
+    with pytest.warns(TcmWarning, match=r"photos has few images, 11: .* 1,000 or more are enough"):
+        check_enough(look_at(few), "photos")
+    repeated = ArrayDataset(few.pixels(np.arange(2000) % 11))
+    with pytest.warns(TcmWarning, match="few images, 11 different ones among 2,000"):
+        check_enough(look_at(repeated), "photos")
+    check_enough(look_at(images(1000, 1, 8, 8)), "photos")
+
+
+@pytest.mark.parametrize("speed", [3e3, 3e5, 1e7])
+def test_reasons_say_what_happened(speed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On machines that draw so many images a second with one channel, whatever the stage."""
+
+    def seconds(draft: Recipe, name: str, *rest: object) -> float:
+        return draft.stages[name].batch * draft.network.model_dump()["channels"] / speed
+
+    monkeypatch.setattr("tcm.planning.plan.seconds_per_step", seconds)
+    plan = planner(images(64, 1, 8, 8), 200.0).plan(lambda text: None)
+    stage, width = plan.recipe.stages["diffusion"], plan.recipe.network.model_dump()["channels"]
+    whys = " ".join(choice.why for choice in plan.choices)
+    seen = stage.steps * stage.batch
+    assert f"time for {seen:,} images" in whys
+    assert ("fewer than the 150,000 that are wanted" in whys) == (seen < 150_000)
+    assert (f"with {2 * width} channels, for" in whys) == (width < 128)
+    fewest = min(stage.steps for stage in plan.recipe.stages.values())
+    assert (f"only {fewest:,} of the 400 steps" in whys) == (fewest < 400)
+    assert ("that leave 400 steps" in whys) == (fewest >= 400)
+
+
+def test_the_reason_for_t_prime_is_the_bound_that_holds() -> None:
+    data = images(64, 1, 8, 8)
+    assert "t' is 1.5 sigma_data" in rules.times(look_at(data)).why
+    near = ArrayDataset((np.indices((10, 8))[0][:, None, :, None].repeat(8, 3) + 120).astype(np.uint8))
+    assert "(T is at least 1); t' is 1.5" in rules.times(look_at(near)).why
+    spots = np.zeros((2, 1, 4, 4), np.uint8)
+    spots[1, 0, :2] = 128
+    spots[:, 0, 3] = 255
+    assert "t' is T/5, as 1.5 sigma_data is more" in rules.times(look_at(ArrayDataset(spots))).why
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ({"recipe": "Photoz", "budget": "2h"}, r"Photoz does not exist; did you mean photos\?"),
+        ({"recipe": "cifar01"}, r"cifar01 does not exist; did you mean cifar10\?"),
+        ({"recipe": "nowhere/to/be/found.toml"}, "does not exist; give your images, a recipe .* or a run"),
+        ({"recipe": "digits", "budget": "2h"}, "'digits' says how many steps to train"),
+        ({"recipe": "photos", "init": "digits"}, "--init=digits has no use in a plan, .* leave it out, .* --data"),
+        ({"recipe": "digits", "init": "/no/such"}, "--init=/no/such has no use: .* with diffusion.init=init"),
+        ({"recipe": "digits", "init": "fashion-mnist"}, "--init=fashion-mnist has no use"),
+        ({"recipe": "digits", "init": "/no/such", "overrides": ["diffusion.init=init"]}, "--init: /no/such is not"),
+        ({"recipe": "digits", "init": "fashion-mnist", "overrides": ["diffusion.init=init"]}, "diffusion.init=init"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_words_that_mean_nothing_here(
+    words: dict[str, Any], error: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    with pytest.raises(TcmError, match=error):
+        train(**words)
+    assert not (photos.parent / "runs" / "digits").exists(), "nothing is left of it"
+
+
+def test_near_names_of_data(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos.parent)
+    with pytest.raises(TcmError, match=r"no file or folder photoz; did you mean photos\?"):
+        prepared_data("photoz", Path("data.zip"))
 
 
 def test_a_plan_does_not_take_over_what_another_prepared(photos: Path) -> None:

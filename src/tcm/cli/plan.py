@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from tcm.foundation.processes import Processes
     from tcm.planning.plan import PlannedRecipe
 
-PLAN_FILE = "plan.toml"
-REQUEST_FILE = "planned.json"
-"""In a run's folder: the data and the budget that it was planned for."""
 LARGEST, SIDE = 64, 32
 """Images with a side longer than LARGEST are cropped and scaled to SIDE × SIDE, which trains within hours on a CPU."""
 
 USUAL_BUDGET = "1h"
+LONGEST_BUDGET = 8760 * 3600
+"""Seconds: a year."""
 Budget = Annotated[str, typer.Option(help="How long to train, such as 20m, 2h or 1h30m.")]
 
 
@@ -94,50 +93,6 @@ def is_data(name: str) -> bool:
     return Path(name).exists() or name in FETCHABLE or name.startswith(HUB)
 
 
-def planned_recipe(data: str, run: Path, budget: str | None, device: str | None) -> str:
-    """The recipe of a run on a data set: the run's own, or that of a new plan, which the run's folder keeps."""
-    from rich.console import Console
-
-    from tcm.foundation.processes import join
-    from tcm.recipes.folders import RECIPE_FILE
-
-    prepared, begun = run / "data.zip", (run / RECIPE_FILE).is_file()
-    if begun or prepared.exists():
-        _check_request(run, data, budget if begun else None)
-    if begun:
-        return str(run / RECIPE_FILE)
-    with join(device) as processes:
-        if processes.count > 1:
-            raise TcmError(
-                f"{data} can only be planned by one process; run `tcm plan {data}` first, then train its recipe"
-            )
-        run.mkdir(parents=True, exist_ok=True)
-        write_text(run / REQUEST_FILE, json.dumps({"data": source_of(data), "budget": budget or USUAL_BUDGET}))
-        source = str(prepared) if prepared.exists() else data
-        found = planned(source, parse_budget(budget or USUAL_BUDGET), processes, prepared)
-    write_text(run / PLAN_FILE, found.toml())
-    Console().print(table(found))
-    return str(run / PLAN_FILE)
-
-
-def _check_request(run: Path, data: str, budget: str | None) -> None:
-    """Refuse to resume a run with other data or another budget than it was planned for."""
-    file = run / REQUEST_FILE
-    if not file.is_file():
-        raise TcmError(f"{run} was not planned from {data}; resume it with `tcm train {run}`, or give another --run")
-    noted = json.loads(file.read_text("utf-8"))
-    if noted["data"] != source_of(data):
-        raise TcmError(
-            f"{run} was planned from {noted['data']}, not from {source_of(data)}; give another --run, or "
-            f"resume it with `tcm train {run}`"
-        )
-    if budget is not None and parse_budget(budget) != parse_budget(noted["budget"]):
-        raise TcmError(
-            f"--budget={budget}: {run} was planned for {noted['budget']}; leave --budget out and give more steps, such "
-            "as truncated.steps=5000, or give another --run"
-        )
-
-
 def source_of(data: str) -> str:
     """A data set's name, or its absolute path if it is a file or folder."""
     return str(Path(data).absolute()) if Path(data).exists() else data
@@ -176,4 +131,6 @@ def parse_budget(text: str) -> float:
     seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
     if not seconds:
         raise TcmError(f"--budget={text} is not a time; write it like 20m, 2h or 1h30m")
+    if seconds > LONGEST_BUDGET:
+        raise TcmError(f"--budget={text} is longer than a year; give at most {LONGEST_BUDGET // 3600}h")
     return seconds

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tcm.cli.plan import is_data, planned_recipe
+from tcm.cli.plan import is_data
+from tcm.cli.planned_run import planned_recipe, warn_of_changed_images
 from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.foundation.files import near_names
 from tcm.training.trackers import TrackerName
 
 if TYPE_CHECKING:
+    from tcm.foundation.processes import Processes
     from tcm.training.run import Run
 
 
@@ -83,13 +86,15 @@ def train(
     if full and not dry_run:
         raise TcmError("--full applies only to --dry-run; add --dry-run")
     later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
-    source = _source(recipe, run, budget, device, dry_run)
-    if source is None:
-        return
-    path, run, own = source
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
+    uses_init = any(change.endswith("=init") for change in changes)
     with join(device) as processes:
         console = Console(quiet=not processes.first)
+        with processes.agreeing():
+            source = _source(recipe, run, budget, None if uses_init else init, processes, dry_run)
+        if source is None:
+            return
+        path, run, own = source
         with processes.agreeing(), warnings.catch_warnings():
             if not processes.first:
                 warnings.simplefilter("ignore", TcmWarning)  # the first process says it
@@ -116,24 +121,35 @@ def train(
 
 
 def _source(
-    given: str, run: Path | None, budget: str | None, device: str | None, dry_run: bool
+    given: str, run: Path | None, budget: str | None, init: str | None, processes: Processes, dry_run: bool
 ) -> tuple[str, Path | None, bool] | None:
     """The recipe that is meant, the run's folder if it is known, and whether the recipe is a run's own.
 
     None for a dry run of images, which only shows the plan.
     """
+    from tcm.data.opening import FETCHABLE
     from tcm.recipes.folders import RECIPE_FILE
+    from tcm.recipes.resolve import shipped
 
     own = Path(given, RECIPE_FILE)
-    if budget is not None and (own.is_file() or not is_data(given)):
-        raise TcmError(f"--budget={budget} is for your own images; {given!r} says how many steps to train")
-    if own.is_file():
-        return str(own), run or Path(given), True
-    if not is_data(given):
-        return given, run, False
+    if own.is_file() or not is_data(given):
+        if not own.is_file() and given not in shipped() and not (given.endswith(".toml") and Path(given).exists()):
+            near = near_names(given, [*shipped(), *FETCHABLE])
+            advice = f"did you mean {near[0]}?" if near else "give your images, a recipe (see `tcm recipes`) or a run"
+            raise TcmError(f"{given} does not exist; {advice}")
+        if budget is not None:
+            raise TcmError(f"--budget={budget} is for your own images; {given!r} says how many steps to train")
+        if own.is_file() and processes.first:
+            warn_of_changed_images(Path(given))
+        return (str(own), run or Path(given), True) if own.is_file() else (given, run, False)
+    if init is not None:
+        raise TcmError(
+            f"--init={init} has no use in a plan, which trains a diffusion model of its own; leave it out, or train a "
+            f"recipe that starts from it (see `tcm recipes`) with --data {given}"
+        )
     run = run or Path("runs", Path(given).stem)
     with TemporaryDirectory() if dry_run else nullcontext(run) as kept:
-        planned = planned_recipe(given, Path(kept), budget, device)
+        planned = planned_recipe(given, Path(kept), budget, processes)
     return None if dry_run else (planned, run, False)
 
 

@@ -22,6 +22,7 @@ from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
+from tcm.foundation.files import near_names
 from tcm.foundation.plugins import Trust, entry_point, find_class
 from tcm.method.conditions import ConditionKind
 from tcm.text.condition import Texts
@@ -150,6 +151,8 @@ def _hint(name: str) -> str:
     if made := re.fullmatch(rf"(.*/)?({'|'.join(FETCHABLE)})-(\d+)\.zip", name):
         source, size = made.group(2, 3)
         return f"make it with: tcm data fetch {source} && tcm data prepare {source} {name} --size {size}"
+    if near := near_names(name, FETCHABLE):
+        return f"did you mean {near[0]}?"
     return f"for the Hugging Face hub write {HUB}{name}" if name.count("/") == 1 else "check the path"
 
 

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import BinaryIO
@@ -100,6 +101,17 @@ def publish(aside: Path, path: Path) -> None:
     else:
         aside.rename(path)
     sync_folder(path.parent)
+
+
+def near_names(name: str, known: Iterable[str] = ()) -> list[str]:
+    """Names like one that does not exist: among those that are known, and of files and folders where it should be.
+
+    >>> near_names("digts", ["digits", "demo"])
+    ['digits']
+    """
+    folder = Path(name).parent
+    beside = [str(folder / path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return get_close_matches(str(Path(name)), [*known, *beside])
 
 
 def byte_size(count: int) -> str:

@@ -1,6 +1,6 @@
 """A recipe for a data set, this machine and a budget of time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tcm.data import Dataset
@@ -8,7 +8,7 @@ from tcm.foundation.devices import free_memory
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.planning import rules
-from tcm.planning.look import Look, look_at
+from tcm.planning.look import Look, check_enough, look_at
 from tcm.planning.rules import Choice
 from tcm.planning.timing import seconds_per_step
 from tcm.recipes.estimates import estimate
@@ -55,11 +55,12 @@ class Planner:
         """The widest network that the budget has time for, and as many steps as fit."""
         few = dict.fromkeys(rules.SHARES, FEWEST_STEPS)
         (width, *wider_ones), batch = rules.widths(self.look), rules.BATCHES[0]
+        timed: dict[int, int] = {}
         for wider in wider_ones:
             say(f"timing a network with {wider} channels")
             draft = _recipe(self.choices(wider, batch, few))
             step = self._seconds(draft, "diffusion")
-            images = self._time("diffusion") / step * batch
+            images = timed[wider] = int(self._time("diffusion") / step * batch)
             width = wider if images >= rules.IMAGES_WANTED else width
             if images < 2 * rules.IMAGES_WANTED:  # twice the width takes at least twice the time
                 break
@@ -71,18 +72,23 @@ class Planner:
             if min(steps.values()) >= rules.STEPS_WANTED:
                 break
         self._check(steps)
-        choices = self.choices(width, batch, steps)
+        choices = self.choices(width, batch, steps, timed)
         return PlannedRecipe(choices, _recipe(choices), {name: steps[name] * step_of[name] for name in steps})
 
-    def choices(self, width: int, batch: int, steps: Steps) -> tuple[Choice, ...]:
-        """All rules, given the network's width, the batch and the length of the stages."""
+    def choices(
+        self, width: int, batch: int, steps: Steps, timed: Mapping[int, int] | None = None
+    ) -> tuple[Choice, ...]:
+        """All rules, given the network's width, the batch and the length of the stages.
+
+        `timed` are the images that stage 0 would see with the widths that were tried.
+        """
         found = (
             rules.stages(),
             rules.data(self.look, self.path),
             rules.conditions(self.look),
             rules.mirroring(self.look),
             rules.times(self.look),
-            rules.network(self.look, width),
+            rules.network(self.look, width, steps["diffusion"] * batch, timed or {}),
             rules.learning_rates(width, batch),
             rules.lengths(steps, batch, self.look.summary.count),
             rules.precision(),
@@ -111,7 +117,9 @@ def make_plan(
 ) -> PlannedRecipe:
     """Plan a run of `budget` seconds on this machine."""
     say("looking at the data")
-    return Planner(dataset, path, look_at(dataset), budget, processes).plan(say)
+    look = look_at(dataset)
+    check_enough(look, path)
+    return Planner(dataset, path, look, budget, processes).plan(say)
 
 
 def _micro_batches(recipe: Recipe, memory: float) -> int:

@@ -5,10 +5,12 @@ figure, it is used, in units of the data (the paper's sigma_data is 0.5); the ot
 `docs/planning.md` says how well they do.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor, log, log10, sqrt
 from typing import Any
 
+from tcm.data.mirroring import TOLD_APART
 from tcm.method.conditions import ConditionKind
 from tcm.networks import DDPMppConfig, NetworkConfig, networks
 from tcm.planning.look import Look
@@ -23,6 +25,7 @@ BATCHES = (128, 64, 32)
 STEPS_WANTED = 400
 """Steps that each stage should have at least; with fewer, a smaller batch is better."""
 LARGEST_T = 80.0
+SMALLEST_SIGMA = 0.05
 IMAGES_WANTED = 150_000
 """Images that stage 0 should see at least; with fewer, a smaller network is better."""
 
@@ -56,9 +59,12 @@ def stages() -> Choice:
 def data(look: Look, path: str) -> Choice:
     """Shape and sigma_data are the data's."""
     summary = look.summary
+    why = "as the data has them" + (f"; {summary.duplicates:,} are duplicates" if summary.duplicates else "")
+    if summary.sigma_data < SMALLEST_SIGMA:
+        why += f"; sigma_data, {summary.sigma_data:.2g}, is raised to the least that is useful"
     return Choice(
         f"{summary.count:,} images of {'×'.join(map(str, summary.shape))}, sigma_data {sigma_data(look):g}",
-        "as the data has them" + (f"; {summary.duplicates:,} are duplicates" if summary.duplicates else ""),
+        why,
         {"data.path": path, "image_shape": list(summary.shape), "sigma_data": sigma_data(look)},
     )
 
@@ -107,7 +113,10 @@ def mirroring(look: Look) -> Choice:
         may_differ = f"{look.summary.condition} may say what is left and what is right"
         return Choice("no mirroring", may_differ, {"data.flip": False})
     test = look.mirror
-    told_apart = f"a linear classifier tells {test.group} from their mirror images in {test.accuracy:.0%} of cases"
+    told_apart = (
+        f"a linear classifier tells {test.group} from their mirror images in {test.accuracy:.0%} ± "
+        f"{2 * test.error:.0%} of cases; surely {TOLD_APART:.0%} would be too many"
+    )
     return Choice(f"{'' if test.safe else 'no '}mirroring", told_apart, {"data.flip": test.safe})
 
 
@@ -116,11 +125,14 @@ def times(look: Look) -> Choice:
     t_max = min(LARGEST_T, rounded(max(1.0, look.farthest)))
     t_prime = rounded(min(LARGEST * sigma_data(look), t_max / 5))
     shift = round(log(2 * sigma_data(look)), 2)
+    bound = (
+        " (T is at most the paper's 80)" if look.farthest > LARGEST_T else " (T is at least 1)" * (look.farthest < 1)
+    )
+    usual = f"{LARGEST:g} sigma_data: below the paper's 2, because a smaller t' was better in two steps on the digits"
     return Choice(
         f"T = {t_max:g}, t' = {t_prime:g}",
-        f"the two images farthest apart differ by {look.farthest:.3g} (T is at most the paper's 80); "
-        f"t' is {LARGEST:g} sigma_data: below the paper's 2, because a smaller t' was better in two steps on the "
-        "digits",
+        f"the two images farthest apart differ by {look.farthest:.3g}{bound}; "
+        f"t' is {usual if LARGEST * sigma_data(look) <= t_max / 5 else f'T/5, as {LARGEST:g} sigma_data is more'}",
         {
             "t_max": t_max,
             "second_time": t_prime,
@@ -137,10 +149,11 @@ def widths(look: Look) -> tuple[int, ...]:
     return WIDTHS if other_network(look) is None else WIDTHS[-1:]
 
 
-def network(look: Look, width: int) -> Choice:
+def network(look: Look, width: int, seen: int, timed: Mapping[int, int]) -> Choice:
     """A DDPM++: the first level has this width, the others twice as much; attention at 8 pixels unless it is narrow.
 
-    Data with conditions that it does not take have another network, as it is.
+    `seen` are the images that stage 0 sees, `timed` those that it would see with the widths that were tried. Data with
+    conditions that it does not take have another network, as it is.
     """
     name = other_network(look)
     if name is not None:
@@ -157,11 +170,14 @@ def network(look: Look, width: int) -> Choice:
         "blocks": 1 if width < 64 else 2,
         "attention": [side for side in sides if side <= 8][:1] if width >= 16 else [],
     }
-    return Choice(
-        f"a DDPM++ with {width} channels",
-        f"the widest of {', '.join(map(str, WIDTHS))} with which stage 0 has time for {IMAGES_WANTED:,} images",
-        {"network": table},
-    )
+    why = f"stage 0 has time for {seen:,} images"
+    if seen < IMAGES_WANTED:
+        why += f", fewer than the {IMAGES_WANTED:,} that are wanted"
+    if wider := [other for other in timed if other > width]:
+        why += f"; with {wider[0]} channels, for {timed[wider[0]]:,}"
+    elif width != WIDTHS[-1]:
+        why += f"; with {2 * width} channels, for half of that at most"
+    return Choice(f"a DDPM++ with {width} channels", why, {"network": table})
 
 
 def resolutions(height: int, width: int) -> list[int]:
@@ -206,11 +222,16 @@ def lengths(steps: dict[str, int], batch: int, images: int) -> Choice:
         "stages.truncated.curriculum": {"d": 0, "limit": ratio_limit(steps)},
     }
     described = ", ".join(f"{count:,}" for count in steps.values())
-    epochs = steps["diffusion"] * batch / images
+    epochs, fewest = steps["diffusion"] * batch / images, min(steps.values())
+    batches = f"the largest batches of {', '.join(map(str, BATCHES))} that leave {STEPS_WANTED} steps"
+    if fewest < STEPS_WANTED:
+        batches = (
+            f"the smallest batches, although they leave a stage only {fewest:,} of the {STEPS_WANTED} steps wanted"
+        )
     return Choice(
         f"{described} steps of {batch} images",
-        f"what the budget has time for ({epochs:.3g} epochs of stage 0), in the largest batches that leave "
-        f"{STEPS_WANTED} steps; averages and ratio keep pace with the steps",
+        f"what the budget has time for ({epochs:.3g} epochs of stage 0), in {batches}; averages and ratio keep pace "
+        "with the steps",
         keys,
     )
 
@@ -240,7 +261,7 @@ def ratio_limit(steps: dict[str, int]) -> float:
 
 def sigma_data(look: Look) -> float:
     """The standard deviation of all pixels, to two digits."""
-    return max(0.05, round(look.summary.sigma_data, 2))
+    return max(SMALLEST_SIGMA, round(look.summary.sigma_data, 2))
 
 
 def rounded(value: float, digits: int = 2) -> float:

@@ -49,6 +49,7 @@ from tcm.training.stage_models import (
     ROLES,
     card_of,
     check_init,
+    check_init_is_used,
     check_run,
     companion_source,
     models_of_run,
@@ -165,6 +166,7 @@ class Run:
             resumed = resumption(self.recipe, self.folder, self.options.later)
             init = noted_init(self.options.init, self.folder)
             folders = stage_folders(self.recipe, self.folder)
+            check_init_is_used(self.recipe, self.options.init)
             check_init(self.recipe, _done(folders, resumed).keys(), init)
             spec, expected = self.recipe.data, condition_of(self.recipe)
             data = open_data(spec.path, channels=spec.channels, expected=expected)

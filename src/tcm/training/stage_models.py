@@ -64,17 +64,32 @@ def check_init(recipe: Recipe, done: Set[str], init: str | None) -> None:
 
     `done` are the stages that do not start any more.
     """
-    for name in recipe.stages:
-        first = not stages_before(recipe, name)
-        for role in roles_of(recipe, name).values():
-            if name in done or not (role.source == "init" or (first and role.source == "previous")):
-                continue
-            if init is None:
-                raise TcmError(NO_INIT.format(f"{name}.{role.key}"))
-            try:
-                find(init)
-            except TcmError as error:
-                raise TcmError(f"--init: {error}") from error
+    for name, role in _roles_from_init(recipe):
+        if name in done:
+            continue
+        if init is None:
+            raise TcmError(NO_INIT.format(f"{name}.{role.key}"))
+        try:
+            find(init)
+        except TcmError as error:
+            raise TcmError(f"--init: {error}") from error
+
+
+def check_init_is_used(recipe: Recipe, init: str | None) -> None:
+    """Refuse a model that is given although no stage takes it."""
+    if init is not None and not _roles_from_init(recipe):
+        first = next(iter(recipe.stages))
+        raise TcmError(
+            f"--init={init} has no use: no stage of this recipe takes it; leave it out, or start from it with "
+            f"{first}.init=init"
+        )
+
+
+def _roles_from_init(recipe: Recipe) -> list[tuple[str, Role]]:
+    """The roles whose model is the one given with --init, each with its stage."""
+    roles = [(name, role) for name in recipe.stages for role in roles_of(recipe, name).values()]
+    first = next(iter(recipe.stages))
+    return [(name, role) for name, role in roles if role.source in ("init", "previous" if name == first else "init")]
 
 
 def check_run(recipe: Recipe, cards: Mapping[str, ModelCard], done: Mapping[str, Path], init: str | None) -> None:
