@@ -75,8 +75,7 @@ def train(folder: Path, overrides: Sequence[str]) -> None:
         Console(file=StringIO()),
         RunOptions(later="redo"),
     )
-    if not run.train():
-        raise KeyboardInterrupt
+    run.train()
 
 
 def train_stage_0(folder: Path, seed: int) -> None:

@@ -2,7 +2,8 @@
 # A run on SLURM that survives time limits and pre-emption: sbatch examples/slurm.sh cifar10 --data cifar10.zip --init edm/
 #
 # Ten minutes before the end SLURM sends USR1. Each node passes it on to its training processes, which finish their step,
-# save and stop with code 0; the job then queues itself again and resumes. If a node fails, SLURM requeues it (--requeue).
+# save and stop: with code 0, as torchrun would start them again otherwise. The job then queues itself again and resumes.
+# If a node fails, SLURM requeues it (--requeue).
 # Ten minutes are enough to write 18 GB, a checkpoint of imagenet64-xl (16 bytes per parameter), at 40 MB/s. For a small
 # model, or a fast disk, two are plenty.
 #SBATCH --job-name=tcm

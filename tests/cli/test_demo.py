@@ -33,7 +33,7 @@ def interrupted_demo(launcher: Launcher, run: Path) -> str:
     started = launcher.start(*command(run))
     started.until(lambda: (run / "0-diffusion" / "state" / "step-0").exists())
     started.send(signal.SIGINT, to_its_processes=True)
-    assert started.wait() == 0, started.text
+    assert started.wait() == 130, started.text
     return started.text
 
 

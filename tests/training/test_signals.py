@@ -1,4 +1,4 @@
-"""Must show 4: signals save and stop with code 0; a second Ctrl-C stops at once; one training per run."""
+"""Must show 4: signals save and stop with 128 + their number; a second Ctrl-C stops at once; one training per run."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from launching import FOLDERS, Launcher, lines, losses, tiny, tiny_recipe
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
-from tcm.foundation.signals import StopRequest, stop_requests
+from tcm.foundation.signals import Stopped, StopRequest, stop_requests
 from tcm.training import locking
 from tcm.training.checkpoint import Checkpoints
 
@@ -31,7 +31,7 @@ def test_a_signal_saves_and_stops(launcher: Launcher, tmp_path: Path, number: si
     metrics = run / FOLDERS[0] / "metrics.jsonl"
     command.until(lambda: metrics.exists() and bool(metrics.read_text()))
     command.send(number)
-    assert command.wait() == 0, command.text
+    assert command.wait() == {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}[number.name], command.text
     *said, saved, resume = command.text.splitlines()
     assert said.count("finishing this step, then saving (press again to stop without saving)") == 1
     assert resume == f"resume with: tcm train '{run}'"
@@ -47,7 +47,7 @@ def test_a_signal_before_the_first_step(launcher: Launcher, tmp_path: Path) -> N
     command = launcher.start("train", "digits", *LONG, "--run", str(run))
     command.until(lambda: (run / ".lock").exists())
     command.send(signal.SIGTERM)
-    assert command.wait() == 0, command.text
+    assert command.wait() == 143, command.text
     assert state(run) == ["step-0", "step-1"]
 
 
@@ -92,6 +92,13 @@ def test_the_first_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str])
         os.kill(os.getpid(), signal.SIGINT)
         assert stop
         assert capfd.readouterr().err == ""
+
+
+def test_under_torchrun_a_stop_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start the processes again, and the run would go on."""
+    assert [Stopped(by).exit_code for by in ("SIGINT", None)] == [130, 143]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert Stopped("SIGUSR1").exit_code == 0
 
 
 def test_the_handlers_before_come_back() -> None:

@@ -28,6 +28,7 @@ def demo(
     from tcm.evaluation.whole_run import MeasurementPlan, measure_stage, unmeasured_stages
     from tcm.foundation.files import write_text
     from tcm.foundation.processes import join
+    from tcm.foundation.signals import Stopped
     from tcm.foundation.workers import Job
     from tcm.recipes.folders import stage_folders
     from tcm.recipes.resolve import resolve
@@ -47,12 +48,13 @@ def demo(
     if measuring:
         for old in (summary, page):
             old.unlink(missing_ok=True)
-    with join("cpu") as processes:
-        finished = Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
-    if not finished:
+    try:
+        with join("cpu") as processes:
+            Run(recipe, run, processes, console).train_side_by_side(workers, measuring)
+    except Stopped:
         again = shlex.join(["tcm", "demo", *(overrides or []), "--run", str(run), "--samples", str(samples)])
         console.print(f"stopped; resume with: {again}", highlight=False, markup=False, soft_wrap=True)
-        return
+        raise
     if not summary.exists():
         with console.status("drawing the report"):
             write_text(summary, show(run, model))

@@ -24,6 +24,7 @@ from tcm.cli.train import train
 from tcm.cli.watch import watch
 from tcm.cli.weights import import_weights
 from tcm.foundation.errors import TcmError, TcmWarning
+from tcm.foundation.signals import Stopped
 
 app = typer.Typer(
     name="tcm",
@@ -90,6 +91,8 @@ def main() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # read when torch is loaded
     try:
         app()
+    except Stopped as stopped:
+        sys.exit(stopped.exit_code)
     except TcmError as error:
         if "--debug" in sys.argv:
             raise

@@ -10,6 +10,7 @@ import typer
 from tcm.cli.flags import Group
 from tcm.cli.study_report import study_report
 from tcm.foundation.errors import TcmError, TcmWarning, last_line
+from tcm.foundation.signals import Stopped
 
 if TYPE_CHECKING:
     from tcm.studies.running import Outcome, Part
@@ -132,6 +133,8 @@ def run(
         found = 1 if kind == "cpu" else len(available_devices()) - 1
         outcome = run_study(study, out, measure_variant, console, workers or found, share, kind)
     _say_outcome(outcome, out, part)
+    if not outcome.finished:
+        raise Stopped(outcome.stopped_by)
     if outcome.failures:
         raise typer.Exit(1)
 

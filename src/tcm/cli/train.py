@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -76,6 +77,7 @@ def train(
     from rich.console import Console
 
     from tcm.foundation.processes import join
+    from tcm.foundation.signals import Stopped
     from tcm.recipes.overrides import key_of
     from tcm.recipes.resolve import differences, resolve
     from tcm.training.adapting import adapted, fitted_to
@@ -114,10 +116,16 @@ def train(
         if dry_run:
             _print_plan(training, workers, full)
             return
-        done = training.train() if workers is None else training.train_side_by_side(workers)
-        quoted = quote(str(folder))
-        message = f"done: {folder}; see it with `tcm report {quoted}`" if done else f"resume with: tcm train {quoted}"
-        console.print(message, highlight=False, markup=False, soft_wrap=True)
+        say, quoted = partial(console.print, highlight=False, markup=False, soft_wrap=True), quote(str(folder))
+        try:
+            if workers is None:
+                training.train()
+            else:
+                training.train_side_by_side(workers)
+        except Stopped:
+            say(f"resume with: tcm train {quoted}")
+            raise
+        say(f"done: {folder}; see it with `tcm report {quoted}`")
 
 
 def _source(

@@ -39,7 +39,20 @@ class StopRequest:
 
 
 class Stopped(Exception):
-    """What was asked to stop has stopped before its end."""
+    """What was asked to stop, `by` this signal, has stopped before its end."""
+
+    def __init__(self, by: str | None = None) -> None:
+        super().__init__(by)
+        self.by = by
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count: 130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1.
+
+        But 0 under torchrun, which would take any other for a failure, and start the processes again.
+        """
+        number = signal.Signals.__members__.get(self.by or "", signal.SIGTERM)
+        return 0 if "TORCHELASTIC_RUN_ID" in os.environ else 128 + number
 
 
 def until_stopped(stop: StopRequest, items: Iterable[Item]) -> Iterator[Item]:

@@ -60,10 +60,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a study ended: whether all that could be done is done, and the failures by the variants' folders."""
+    """How a study ended: the signal that stopped it before all was done, and the failures by the variants' folders."""
 
-    finished: bool
+    stopped_by: str | None
     failures: Mapping[Path, Failure]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that could be done is done."""
+        return self.stopped_by is None
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def run_study(
         done = side_by_side([work.job for work in works], workers, stop, view.hear, begin, failed)
     runs = [run_folder(out, variant) for variant in variants]
     failures = {run: failure for run in runs if (failure := noted_failure(run)) is not None}
-    return Outcome(not stop or len(done) == len(works), failures)
+    return Outcome(None if len(done) == len(works) else stop.by, failures)
 
 
 def all_variants(study: Study) -> list[Variant]:

@@ -17,7 +17,7 @@ from tcm.foundation.devices import deterministic_kernels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
-from tcm.foundation.signals import StopRequest, stop_requests
+from tcm.foundation.signals import Stopped, StopRequest, stop_requests
 from tcm.foundation.threads import threads_restored, usable_counts
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.recipes.decided import noted_decision, settled
@@ -86,8 +86,8 @@ class Run:
     console: Console
     options: RunOptions = RunOptions()
 
-    def train(self) -> bool:
-        """Carry out all stages; false if a signal stopped the run before the end.
+    def train(self) -> None:
+        """Carry out all stages; raises Stopped if a signal stopped the run before the end.
 
         Called again on the same folder it resumes, to the same weights; `docs/training.md` says how exactly.
         """
@@ -105,13 +105,12 @@ class Run:
                         with progress_of_stages(self.console) as show:
                             finished = self._train_stage(name, plan, card, show, stop)
                         if not finished:
-                            return False
+                            raise Stopped(stop.by)
                     notes.add(trained[name])
                     self.processes.wait()
                 notes.finish(stop)
-                return True
 
-    def train_side_by_side(self, workers: int, also: Sequence[Job] = ()) -> bool:
+    def train_side_by_side(self, workers: int, also: Sequence[Job] = ()) -> None:
         """Carry out all stages in up to `workers` processes of one thread, and what is `also` to do after some of them.
 
         A stage begins when those whose models it needs are done; its weights do not depend on what runs alongside it.
@@ -130,9 +129,8 @@ class Run:
                     if model.is_dir():
                         notes.add(trained[name])
                 if len(done) < len(jobs):
-                    return False
+                    raise Stopped(stop.by)
                 notes.finish(stop)
-                return True
 
     def train_only(self, name: str, show: Show, stop: StopRequest) -> bool:
         """Carry out one stage, if those that it needs are done; the caller sees to it that nobody else does."""
