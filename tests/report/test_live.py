@@ -10,6 +10,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from filelock import FileLock
 
 from tcm.foundation.errors import TcmError
 from tcm.report.live import LivePage, remaining, serve
@@ -60,6 +61,14 @@ def test_the_page_follows_the_run_until_ctrl_c(halfway: Path, failed_run: Path) 
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
+
+
+def test_the_page_knows_whether_the_run_is_being_trained(halfway: Path) -> None:
+    page = LivePage(halfway, 5)
+    assert "No process is training it: <code>tcm train" in page.current()
+    with FileLock(halfway / ".lock"):
+        assert "A process is training it." in page.current()
+    assert "No process is training it" in page.current()
 
 
 def test_what_is_left(halfway: Path) -> None:

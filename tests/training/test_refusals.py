@@ -1,12 +1,16 @@
 """Must show 5, the trainer's share: what does not fit is said in one line, with the value and the remedy."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-from inprocess import train
+from inprocess import ALONE, train
 from launching import Launcher, tiny, tiny_recipe
 from PIL import Image
 
+from tcm.cli.planned_run import planned_recipe
+from tcm.data import open_dataset
+from tcm.data.opening import open_pictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import join
 from tcm.method.conditions import Classes
@@ -215,3 +219,21 @@ def test_the_command_line(launcher: Launcher, tmp_path: Path) -> None:
     assert (code, text) == (2, "error: data.path=digits has 10 classes, but classes=7; correct one of them\n")
     code, text = launcher.run("train", "digits", *tiny(2, 'order=["diffusion"]'), "--run", run)
     assert code == 0, text
+
+
+@pytest.mark.parametrize("part", ["", "0-diffusion", "0-diffusion/samples", "0-diffusion/model", "0-diffusion/state"])
+def test_what_a_run_has_written_is_no_data(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a folder that holds a run beside images; what a user puts beside the stages is the user's."""
+    run = tmp_path / "run"
+    train(tiny_recipe(2, 'order=["diffusion"]'), run)
+    with pytest.raises(TcmError, match=r"is part of a run, .*; give a folder that holds only images"):
+        open_pictures(run / part)
+    with pytest.raises(TcmError, match="is part of a run"):
+        open_dataset(tmp_path)
+    shutil.copytree(run / "0-diffusion" / "samples", run / "mine")
+    assert open_pictures(run / "mine").names
+    monkeypatch.chdir(tmp_path)
+    if part:
+        with pytest.raises(TcmError, match="is part of a run"):
+            planned_recipe(f"run/{part}", Path("runs/planned"), "1h", ALONE)
+        assert not Path("runs/planned").exists()

@@ -110,13 +110,16 @@ def test_the_handlers_before_come_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_two_trainings_of_one_run(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_trainings_of_one_run(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     command = launcher.start("train", "digits", *LONG, "--run", str(run))
     command.until(lambda: (run / FOLDERS[0] / "state" / "step-0").exists())
     monkeypatch.setattr(locking, "LOCK_PATIENCE", 0.1)
     with pytest.raises(TcmError, match=r"run is being trained by another process; wait for it or choose another --run"):
         train(tiny_recipe(), run)
+    assert capfd.readouterr().err.startswith(f"{run} is being trained by another process; waiting")
     command.send(signal.SIGKILL)
     command.wait()
     assert command.text.count("diffusion") == len(losses(run / FOLDERS[0]))

@@ -136,6 +136,9 @@ class FolderPictures(Pictures):
             raise BrokenImage(f"{path} cannot be read ({error.strerror})") from error
 
 
+STAGE_MARK, STAGE_FOLDERS = "starts.jsonl", ("samples", "state", "model", "roles")
+"""What is in the folder of each stage of a run."""
+
 ANNOTATION_FILES = (DATASET_JSON, LABELS_CSV, *CAPTION_FILES)
 """The files beside images that say what is in them."""
 
@@ -235,6 +238,12 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
         raise TcmError(f"{shard} is not a valid, uncompressed tar file ({error}); copy or pack it again") from error
 
 
+def _part_of_a_run(folder: Path) -> TcmError:
+    return TcmError(
+        f"{folder} is part of a run, whose pictures are no photographs; give a folder that holds only images"
+    )
+
+
 def _key_and_suffix(name: str) -> tuple[str, str]:
     folder, _, base = name.rpartition("/")
     key, dot, suffix = base.partition(".")
@@ -242,8 +251,13 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 
 
 def _files_below(root: Path) -> Iterator[str]:
+    for inside in (root.resolve(), *root.resolve().parents):
+        if inside.name in STAGE_FOLDERS and (inside.parent / STAGE_MARK).is_file():
+            raise _part_of_a_run(root)
     seen = set()
     for folder, subfolders, files in os.walk(root, followlinks=True):
+        if STAGE_MARK in files:
+            raise _part_of_a_run(Path(folder))
         real = os.path.realpath(folder)
         if real in seen:  # a link that leads back up would never end
             subfolders.clear()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -26,6 +26,17 @@ def acquire(lock: BaseFileLock, stop: StopRequest, waiting: Callable[[], None] =
             if not said:
                 waiting()
             said = True
+
+
+def is_held(file: Path) -> bool | None:
+    """Whether a process holds this lock; None if that cannot be seen."""
+    try:
+        with FileLock(file, timeout=0) if file.exists() else nullcontext():
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return None
 
 
 def _to_stderr(text: str) -> None:

@@ -10,6 +10,7 @@ from threading import Lock
 
 from tcm.foundation.counting import duration
 from tcm.foundation.errors import TcmError
+from tcm.foundation.locks import is_held
 from tcm.recipes.decided import DECIDED_FILE
 from tcm.recipes.estimates import estimate
 from tcm.recipes.folders import RECIPE_FILE
@@ -19,6 +20,7 @@ from tcm.report.html import Html, figure, paragraph, section, side_by_side
 from tcm.report.page import whole_page
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.report.watching import watching
+from tcm.training.locking import LOCK_FILE
 from tcm.training.metrics import METRICS_FILE
 from tcm.weights import stages_elsewhere
 
@@ -123,14 +125,15 @@ class LivePage:
 
     def __init__(self, folder: Path, every: float) -> None:
         self._folder, self._every = folder, every
-        self._seen: dict[Path, int] | None = None
+        self._seen: dict[Path, int | None] | None = None
         self._page = ""
         self._making = Lock()  # the style of figures belongs to the process
 
     def current(self) -> str:
         """The page as the files are now."""
         with self._making:
-            seen = {path: path.stat().st_mtime_ns for path in _watched(self._folder)}
+            seen: dict[Path, int | None] = {path: path.stat().st_mtime_ns for path in _watched(self._folder)}
+            seen[self._folder / LOCK_FILE] = is_held(self._folder / LOCK_FILE)
             if seen != self._seen:
                 self._page, self._seen = live_page(self._folder, self._every), seen
             return self._page

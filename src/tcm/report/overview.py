@@ -7,6 +7,7 @@ from html import escape
 
 from tcm.evaluation.scores import Score
 from tcm.foundation.counting import duration
+from tcm.foundation.locks import is_held
 from tcm.recipes.resolve import differences
 from tcm.report.drawing import ObservedRun
 from tcm.report.figures import series_of
@@ -26,6 +27,7 @@ from tcm.report.html import (
 )
 from tcm.report.records import RunRecord, StageRecord, Status
 from tcm.training.checkpoint import newest_step
+from tcm.training.locking import LOCK_FILE
 from tcm.training.metrics import METRICS_FILE
 
 HERO, HERO_ROWS = 20, 2
@@ -204,14 +206,14 @@ def _unfinished(run: RunRecord, stage: StageRecord) -> str:
     if metrics.is_file():
         when = datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(" ", "seconds")
         written = f" (its last numbers were written at {when})"
-    return paragraph(
-        Html(
-            f"<strong>{escape(stage.name)} has not finished</strong>{written}. If no process is training it, "
-            f"{html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it from its newest checkpoint, "
-            f"step {newest_step(stage.folder):,}."
-        ),
-        "progress",
+    training = is_held(stage.folder.parent / LOCK_FILE)
+    known = "If no process is training it" if training is None else "No process is training it"
+    resume = (
+        f"{known}: {html(code(shlex.join(['tcm', 'train', str(run.folder)])))} resumes it from its newest checkpoint, "
+        f"step {newest_step(stage.folder):,}."
     )
+    now = "A process is training it." if training else resume
+    return paragraph(Html(f"<strong>{escape(stage.name)} has not finished</strong>{written}. {now}"), "progress")
 
 
 def _dotted(name: str, series: int) -> Html:
