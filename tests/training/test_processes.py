@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny
+import writers
+from inprocess import train
+from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny, tiny_recipe
 
 import tcm
 
@@ -124,6 +126,17 @@ def test_one_line_for_all_processes(launcher: Launcher, tmp_path: Path) -> None:
     assert (first, second) == (2, (2, ""))
     (first, text), second = launcher.run_ranks(2, "train", "digits", "--device", "cuda:7")
     assert text.startswith("error: device=cuda:7 does not exist here; use one of cpu")
+    assert (first, second) == (2, (2, ""))
+
+
+def test_changed_data_are_found_by_the_first_of_two(launcher: Launcher, tmp_path: Path) -> None:
+    images = writers.sample_pixels(40, channels=1, height=8, width=8)
+    writers.write_files(tmp_path / "images", writers.numbered(images))
+    words = ["classes=none", "conditional=false", f"data.path={tmp_path / 'images'}", 'order=["diffusion"]', *QUIET]
+    train(tiny_recipe(2, *words), tmp_path / "run")
+    writers.write_files(tmp_path / "images", writers.numbered(255 - images))
+    (first, text), second = launcher.run_ranks(2, "train", str(tmp_path / "run"))
+    assert "images has changed since" in text
     assert (first, second) == (2, (2, ""))
 
 

@@ -115,7 +115,7 @@ def mirroring(look: Look) -> Choice:
     test = look.mirror
     told_apart = (
         f"a linear classifier tells {test.group} from their mirror images in {test.accuracy:.0%} ± "
-        f"{2 * test.error:.0%} of cases; surely {TOLD_APART:.0%} would be too many"
+        f"{2 * test.error:.0%} of cases; images are mirrored unless it is surely {TOLD_APART:.0%}"
     )
     return Choice(f"{'' if test.safe else 'no '}mirroring", told_apart, {"data.flip": test.safe})
 
