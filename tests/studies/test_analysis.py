@@ -85,10 +85,10 @@ def test_where_higher_is_better_the_sides_change() -> None:
 
 
 @pytest.mark.parametrize(("margin", "outcome"), [(0.0, "contradicted"), (-0.01, "not seen"), (-0.05, "held")])
-def test_no_worse_allows_a_share_of_the_others_mean(margin: float, outcome: str) -> None:
-    """2 % of the mean worse, with each seed."""
-    found = compare("a", Column(seeds(1.03, 2.04, 3.05)), Column(seeds(1.0, 2.0, 3.0)), margin=margin)
-    assert found.asked == pytest.approx(2 * margin)
+def test_no_worse_allows_a_share_of_the_others_values(margin: float, outcome: str) -> None:
+    """2 % of the mean worse."""
+    found = compare("a", Column(seeds(1.03, 1.12, 1.22)), Column(seeds(1.0, 1.1, 1.2)), margin=margin)
+    assert found.asked == pytest.approx(1.1 * margin)
     assert found.outcome == outcome
 
 
@@ -97,14 +97,51 @@ def test_a_positive_margin_asks_for_more(margin: float, outcome: str) -> None:
     assert compare("a", Column(BETTER), Column(CLEARLY_WORSE), margin=margin).outcome == outcome
 
 
+def test_a_margin_is_taken_seed_by_seed() -> None:
+    """Each seed is 10 % better, which is 9 to 11 % of the mean."""
+    found = compare("a", Column(seeds(0.9, 0.99, 1.08)), Column(seeds(1.0, 1.1, 1.2)), margin=0.09)
+    assert found.outcome == "held"
+    assert found.beyond is not None
+    assert found.beyond.interval == pytest.approx(stats.t.interval(0.95, 2, 0.011, 0.001 / 3**0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("margin", "follows", "noise"),
+    [(0.15, 0.85, 0.005), (0.15, 1.0, 0.01), (-0.1, 1.0, 0.01), (-0.1, 0.5, 0.02), (-0.05, 0.0, 0.1)],
+)
+def test_where_the_gain_is_just_the_margin_one_study_in_forty_holds(
+    margin: float, follows: float, noise: float
+) -> None:
+    """Of 10,000 studies of five seeds 2 to 3 % hold, nominally 2.5 %, however closely one variant follows the other.
+
+    With the other's estimated mean as a constant, 0.1, 9.9, 6.2, 4.1 and 2.5 % would.
+    """
+    generator = np.random.default_rng(0)
+    common, own = generator.normal(size=(2, 10_000, 5))
+    others, betters = 1 + 0.1 * common, 1 - margin + 0.1 * follows * common + noise * own
+    found = [
+        compare("a", Column(seeds(*better)), Column(seeds(*other)), margin=margin).outcome == "held"
+        for better, other in zip(betters.tolist(), others.tolist(), strict=True)
+    ]
+    assert 0.02 < np.mean(found) < 0.03
+
+
 def test_a_seed_that_diverged_counts_against_its_variant() -> None:
     good, gone = Column(BETTER), Column({}, diverged={0, 1, 2})
     assert compare("a", good, gone).outcome == "held"
     assert compare("a", good, Column({}, diverged={1})).outcome == "leaned that way"
-    assert compare("a", gone, good).outcome == "not measured"
+    assert compare("a", gone, good).outcome == "not seen"
     with_one_gone = Column({0: 1.0, 1: 1.1}, diverged={2})
     assert compare("a", with_one_gone, Column(CLEARLY_WORSE)).outcome == "not seen"
     assert compare("a", with_one_gone, Column({0: 3.0, 1: 3.1}, diverged={2})).outcome == "held"
+
+
+def test_without_a_seed_in_common_a_variant_that_diverged_does_not_hold() -> None:
+    also_gone = compare("o", Column({3: 1.0, 4: 1.0}, {0, 1, 2}), Column(seeds(1.0, 1.0, 1.0), {3, 4}))
+    assert (also_gone.outcome, also_gone.diverged, also_gone.other_diverged) == ("not seen", 3, 2)
+    assert compare("o", Column({}), Column({}, {0, 1})).outcome == "not measured"
+    assert compare("o", Column({5: 1.0}), Column({}, {0, 1})).outcome == "not measured"
 
 
 def test_spikes_stand_out_from_what_is_usual_around_them() -> None:

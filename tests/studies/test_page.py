@@ -1,6 +1,7 @@
 """`tcm study report` for finished and unfinished studies: the page and the Markdown."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,15 @@ def test_what_the_verdict_says(study_folder: Path) -> None:
         if f"is {word} than" in first:
             assert f"is {opposite} than" in second
     assert first.rpartition(" by ")[2] == second.rpartition(" by ")[2]
+    allowing = expects.model_copy(update={"margin": -0.1})
+    with_margin = replace(results, study=results.study.model_copy(update={"expects": (allowing,)}))
+    (comparison,) = with_margin.comparisons(allowing)
+    assert comparison.beyond is not None
+    assert comparison.beyond.interval is not None
+    low, high = comparison.beyond.interval
+    said = re.search(r"better than the margin by (\S+) to (\S+)\)", verdict_sentence(with_margin).replace("−", "-"))
+    assert said is not None
+    assert [float(end) for end in said.groups()] == pytest.approx([low, high], abs=(high - low) / 10)
     none = replace(results, study=results.study.model_copy(update={"expects": ()}))
     assert verdict_sentence(none).startswith("This study checks no single claim")
 

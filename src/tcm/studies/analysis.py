@@ -59,8 +59,8 @@ class Column:
 class Comparison:
     """A variant that should be better against another.
 
-    `gain` is the difference in favour of the first, `beyond` what is left of it above the gain that was `asked` for.
-    Seeds with which only one of the two diverged are counted instead of compared.
+    `gain` is the difference in favour of the first, `beyond` what is left of it above the gain that was `asked` for,
+    which is a mean over seeds as well. Seeds with which only one of the two diverged are counted instead of compared.
     """
 
     other: str
@@ -73,15 +73,16 @@ class Comparison:
     @property
     def outcome(self) -> Outcome:
         """Whether it is better: in the mean with the whole interval, or with most seeds only."""
-        if self.beyond is None:
-            return "held" if self.other_diverged > 1 else "leaned that way" if self.other_diverged else "not measured"
-        if self.beyond.certain and self.beyond.mean < 0:
+        beyond = self.beyond
+        if beyond is not None and beyond.certain and beyond.mean < 0:
             return "contradicted"
-        if self.beyond.mean <= 0 or self.diverged:
+        if self.diverged or (beyond is not None and beyond.mean <= 0):
             return "not seen"
-        if self.beyond.certain:
+        if beyond is None:
+            return "held" if self.other_diverged > 1 else "leaned that way" if self.other_diverged else "not measured"
+        if beyond.certain:
             return "held"
-        most = self.beyond.count > 1 and self.beyond.agreeing >= MOST * self.beyond.count
+        most = beyond.count > 1 and beyond.agreeing >= MOST * beyond.count
         return "leaned that way" if most else "not seen"
 
 
@@ -128,24 +129,25 @@ def difference(values: Values, reference: Values) -> Difference | None:
 
 
 def compare(name: str, better: Column, other: Column, lower_is_better: bool = True, margin: float = 0.0) -> Comparison:
-    """Whether a variant is better than another, called `name`, by `margin` of the other's mean.
+    """Whether a variant is better than another, called `name`, by `margin` of the other's value with the same seed.
 
-    A margin of 0.15 asks for 15 % more than the other has, one of -0.05 allows 5 % less.
+    A margin of 0.15 asks for 15 % more than the other has, one of -0.05 allows 5 % less. It is taken seed by seed,
+    because the other's mean is an estimate too.
 
     >>> compare("b", Column({0: 1.0, 1: 1.1, 2: 1.2}), Column({0: 2.0, 1: 2.1, 2: 2.3})).outcome
     'held'
     """
     sign = -1 if lower_is_better else 1
     shared = [seed for seed in better.values if seed in other.values]
-    asked = margin * abs(float(np.mean([other.values[seed] for seed in shared]))) if shared else 0.0
+    asked = {seed: margin * abs(other.values[seed]) for seed in shared}
     gains = {seed: sign * (better.values[seed] - other.values[seed]) for seed in shared}
     return Comparison(
         name,
         difference(gains, dict.fromkeys(gains, 0.0)),
-        difference(gains, dict.fromkeys(gains, asked)),
-        asked,
+        difference(gains, asked),
+        float(np.mean(list(asked.values()))) if asked else 0.0,
         diverged=len(better.diverged - other.diverged),
-        other_diverged=len(other.diverged - better.diverged),
+        other_diverged=len(other.diverged & better.values.keys()),
     )
 
 

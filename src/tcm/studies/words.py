@@ -95,8 +95,15 @@ def _difference_sentence(expected: Expects, comparison: Comparison, gain: Differ
         amount += f", where up to {number(-comparison.asked, places)} ({-100 * expected.margin:g} %) worse is allowed"
     if interval is None:
         return f"{amount} (a single seed, so there is no interval)"
-    low, high = (number(end, places) for end in interval)
-    return f"{amount} (95 % interval {low} to {high}; {gain.agreeing} of {gain.count} seeds agree)"
+    found = f"95 % interval {_span(interval, places)}; {gain.agreeing} of {gain.count} seeds agree"
+    beyond = comparison.beyond if expected.margin else None
+    if beyond is not None and beyond.interval is not None:
+        found += f"; better than the margin by {_span(beyond.interval, places)}"
+    return f"{amount} ({found})"
+
+
+def _span(interval: Sequence[float], places: int) -> str:
+    return " to ".join(number(end, places) for end in interval)
 
 
 def main_table(results: StudyResults, quantities: Sequence[Quantity]) -> Table:
