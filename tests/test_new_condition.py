@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from tcm.evaluation.evaluate import evaluate_model, model_subject
 from tcm.evaluation.features import load_detector
 from tcm.evaluation.generation import Sampling, conditions_of, generate
 from tcm.evaluation.references import reference_of
-from tcm.evaluation.scores import read_scores
-from tcm.evaluation.whole_run import MeasurementPlan, measure_stage
+from tcm.evaluation.scores import append_scores, read_scores
+from tcm.evaluation.whole_run import MeasurementPlan, measure_stage, unmeasured_stages
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import write_text
 from tcm.foundation.signals import StopRequest
 from tcm.method.conditions import Condition
 from tcm.networks.cost import network_cost
@@ -244,6 +246,16 @@ def test_its_run_is_measured(run: Path) -> None:
     scores = read_scores(run / "scores.jsonl")
     assert {score.kind for score in scores} == {"fid"}
     assert [score.t for score in scores] == [None, None, 1.0]
+    recipe = resolve(str(run / "recipe.toml"))
+    assert "truncated" not in unmeasured_stages(recipe, run, plan)
+    owed = replace(scores[1], detector_hash="0" * 64)  # of as many samples, in another detector's features
+    write_text(run / "scores.jsonl", "")
+    append_scores(run / "scores.jsonl", [scores[0], owed, scores[2]])
+    assert "truncated" in unmeasured_stages(recipe, run, plan)
+    assert measure_stage(run, "truncated", plan, lambda message: None, StopRequest(patient=True))
+    *before, last = read_scores(run / "scores.jsonl")
+    assert before == [scores[0], owed, scores[2]]
+    assert (last.sampling, last.detector_hash) == (scores[1].sampling, scores[1].detector_hash)
 
 
 def test_it_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

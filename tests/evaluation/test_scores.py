@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tcm.evaluation.scores import Score, append_scores, compare, differing_conditions, read_scores
+from tcm.evaluation.scores import Score, already_measured, append_scores, compare, differing_conditions, read_scores
 from tcm.foundation.errors import TcmError
 
 SCORE = Score(
@@ -144,6 +144,20 @@ def test_scores_whose_conditions_differ_are_refused(field: str, value: object) -
     with pytest.raises(TcmError, match=rf"cannot be compared.*{field}: "):
         compare([SCORE], [other])
     assert len(differing_conditions(SCORE, other)) == 1
+
+
+FREE = {"value", "deviation", "note", "versions", "time", "subject", "step", "reference"}
+"""The result, names, and when."""
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Score)])
+def test_only_a_score_under_the_same_conditions_is_already_measured(field: str) -> None:
+    """Of the same count in another detector's features, for example, is not."""
+    value = getattr(SCORE, field)
+    other = dataclasses.replace(SCORE, **{field: "x" if value is None or isinstance(value, str) else value + 1})
+    assert already_measured(SCORE, [other]) == (other if field in FREE else None)
+    assert already_measured(SCORE, [other, SCORE]) is not None
+    assert differing_conditions(SCORE, other) == [] or field not in FREE
 
 
 def test_wrong_files_are_named(tmp_path: Path) -> None:

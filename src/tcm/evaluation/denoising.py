@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from tcm.data import Dataset, to_float
 from tcm.evaluation.generation import quantise
-from tcm.evaluation.measurement import Measurement, Subject
+from tcm.evaluation.measurement import COVARIANCE, Measurement, Subject
 from tcm.evaluation.references import Reference, chosen_images, observe
 from tcm.evaluation.scores import Score
 from tcm.evaluation.sharing import ALONE, share
@@ -61,17 +62,24 @@ def denoising_distances(
     >>> denoising_distances(model_denoise(model), dataset, [0.2, 1.0, 5.0], reference, subject)  # doctest: +SKIP
     """
     chosen = chosen_images(dataset.count, count).tolist()
-    detector = reference.detector
-    prefix = "dFID" if detector.name == "inception" else f"denoised {detector.distance_name}"
+    measurement = Measurement(subject, reference, len(chosen))
     scores = []
     for t in times:
         if not t > 0:
             raise TcmError(f"t={t:g} is not a noise level; use a positive time")
         own = share(processes, chosen)
         images = _denoised(f, dataset, own, t, subject.seed or 0, batch)
-        observed = observe(counter(images, len(own), f"denoising at t={t:g}"), detector, processes=processes)
-        scores.append(Measurement(subject, reference, len(chosen)).distance(prefix, observed, t))
+        seen = counter(images, len(own), f"denoising at t={t:g}")
+        value = measurement.distance(observe(seen, reference.detector, processes=processes))
+        scores.append(replace(expected_denoising(measurement, t), value=value))
     return scores
+
+
+def expected_denoising(measurement: Measurement, t: float) -> Score:
+    """The score of dFID_t, still without its value."""
+    detector = measurement.reference.detector
+    name = "dFID" if detector.name == "inception" else f"denoised {detector.distance_name}"
+    return measurement.score("fid", name, COVARIANCE, t=t)
 
 
 def _denoised(

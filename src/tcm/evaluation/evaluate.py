@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -11,9 +12,9 @@ from tcm.evaluation import inception_weights
 from tcm.evaluation.features import Detector, weights_hash
 from tcm.evaluation.formulas import inception_score, kernel_distance, precision_recall
 from tcm.evaluation.generation import Conditions, Sampling, generate
-from tcm.evaluation.measurement import Measurement, Subject
+from tcm.evaluation.measurement import COVARIANCE, Measurement, Subject
 from tcm.evaluation.references import Observed, Reference, observe
-from tcm.evaluation.scores import ConditionSource, Score
+from tcm.evaluation.scores import ConditionSource, Kind, Score
 from tcm.evaluation.sharing import ALONE, share
 from tcm.evaluation.statistics import extrapolated_distance
 from tcm.foundation.errors import TcmError
@@ -59,43 +60,56 @@ def evaluate(
     keep = any(metric != "fid" for metric in metrics)
     observed = observe(images, reference.detector, keep, processes)
     measurement = Measurement(subject, reference, observed.count)
-    return [score for metric in metrics for score in _measure(metric, observed, measurement)]
+    values = [value for metric in metrics for value in _values(metric, observed, measurement)]
+    return [
+        replace(score, value=value, deviation=deviation)
+        for score, (value, deviation) in zip(expected_scores(measurement, metrics), values, strict=True)
+    ]
 
 
-def _measure(metric: Metric, observed: Observed, measurement: Measurement) -> Iterator[Score]:
-    reference = measurement.reference
+def expected_scores(measurement: Measurement, metrics: Sequence[Metric]) -> list[Score]:
+    """The scores that a measurement gives, still without their values."""
+    detector = measurement.reference.detector
+    name, own, choice = detector.distance_name, detector.name == "inception", _choice(measurement.reference)
+    parts: dict[Metric, list[tuple[Kind, str, str]]] = {
+        "fid": [("fid", name, COVARIANCE)],
+        "fid-infinity": [("fid-infinity", f"{name}∞", "line through 8 sizes over 1/N")],
+        "is": [("is", "Inception score" if own else f"class score in {detector.name}", "10 splits")],
+        "kid": [
+            ("kid", "KID" if own else f"kernel distance in {detector.name}", f"100 subsets of at most 1,000{choice}")
+        ],
+        "precision-recall": [
+            ("precision", "precision", f"3 neighbours{choice}"),
+            ("recall", "recall", f"3 neighbours{choice}"),
+        ],
+    }
+    return [measurement.score(*part) for metric in metrics for part in parts[metric]]
+
+
+def _values(metric: Metric, observed: Observed, measurement: Measurement) -> list[tuple[float, float | None]]:
+    """The values of a metric's scores, and their deviations."""
+    reference, features = measurement.reference, observed.features
     detector = reference.detector
     if metric == "fid":
-        yield measurement.distance(detector.distance_name, observed)
-        return
-    features = observed.features
+        return [(measurement.distance(observed), None)]
     assert features is not None, "kept for every other metric"
     if metric == "fid-infinity":
-        value = extrapolated_distance(features, reference.statistics)
-        yield measurement.score(metric, f"{detector.distance_name}∞", value, "line through 8 sizes over 1/N")
-    elif metric == "is":
+        return [(extrapolated_distance(features, reference.statistics), None)]
+    if metric == "is":
         found = inception_score(detector.probabilities(features))
-        name = "Inception score" if detector.name == "inception" else f"class score in {detector.name}"
-        yield measurement.score(metric, name, found.mean, "10 splits", found.deviation)
-    elif metric == "kid":
-        assert reference.features is not None, "checked before the images were seen"
+        return [(found.mean, found.deviation)]
+    assert reference.features is not None, "checked before the images were seen"
+    if metric == "kid":
         found = kernel_distance(features, reference.features)
-        name = "KID" if detector.name == "inception" else f"kernel distance in {detector.name}"
-        settings = f"100 subsets of at most 1,000{_choice(reference)}"
-        yield measurement.score(metric, name, found.mean, settings, found.deviation)
-    else:
-        assert reference.features is not None, "checked before the images were seen"
-        coverage = precision_recall(features.to(detector.device), reference.features.to(detector.device))
-        settings = f"3 neighbours{_choice(reference)}"
-        yield measurement.score("precision", "precision", coverage.precision, settings)
-        yield measurement.score("recall", "recall", coverage.recall, settings)
+        return [(found.mean, found.deviation)]
+    coverage = precision_recall(features.to(detector.device), reference.features.to(detector.device))
+    return [(coverage.precision, None), (coverage.recall, None)]
 
 
 def _choice(reference: Reference) -> str:
-    """How many of the reference's images were looked at one by one, if not all."""
-    assert reference.features is not None, "asked for by the metric"
-    count = len(reference.features)
-    return "" if count == reference.statistics.count else f", {count:,} of the reference's images"
+    """How many of the reference's images are looked at one by one, if not all."""
+    count = None if reference.features is None else len(reference.features)
+    return "" if count in (None, reference.statistics.count) else f", {count:,} of the reference's images"
 
 
 def evaluate_model(

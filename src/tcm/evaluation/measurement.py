@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import nan
 
 from tcm.evaluation.references import PAPERS_COUNT, Observed, Reference
 from tcm.evaluation.scores import ConditionSource, Kind, Score
@@ -12,6 +13,7 @@ from tcm.foundation.errors import TcmWarning
 from tcm.foundation.machine import versions
 from tcm.method.gaussians import frechet_distance
 
+COVARIANCE = "covariance over N - 1"
 QUANTISATION = "clamp(127.5 x + 128) truncated to uint8"
 
 
@@ -39,13 +41,12 @@ class Measurement:
         self,
         kind: Kind,
         metric: str,
-        value: float,
         settings: str,
+        value: float = nan,
         deviation: float | None = None,
-        note: str | None = None,
         t: float | None = None,
     ) -> Score:
-        """A score under these conditions."""
+        """A score under these conditions; without a value one that is still to be measured."""
         detector = self.reference.detector
         return Score(
             kind=kind,
@@ -68,24 +69,27 @@ class Measurement:
             reference_hash=self.reference.hash,
             reference_count=self.reference.statistics.count,
             settings=settings,
-            note=note,
+            note=self._note() if kind == "fid" else None,
             versions=versions(),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
-    def distance(self, name: str, observed: Observed, t: float | None = None) -> Score:
-        """The Fréchet distance, with a warning and a note where the images are few."""
+    def distance(self, observed: Observed) -> float:
+        """The Fréchet distance, with a warning where the images are too few."""
         dimension = self.reference.detector.dimension
-        note = None
         if self.count <= dimension:
-            note = f"rank {self.count - 1} of {dimension}: far too high, use more images"
             warnings.warn(
                 f"{self.count} images give a covariance of rank {self.count - 1} in {dimension} dimensions, and a "
                 f"distance that is far too high; use more than {dimension} images",
                 TcmWarning,
                 stacklevel=2,
             )
-        elif self.reference.detector.name == "inception" and self.count < PAPERS_COUNT:
-            note = f"too high by a bias of about 1/N; papers use {PAPERS_COUNT:,} images"
-        value = frechet_distance(observed.statistics, self.reference.statistics)
-        return self.score("fid", name, value, "covariance over N - 1", note=note, t=t)
+        return frechet_distance(observed.statistics, self.reference.statistics)
+
+    def _note(self) -> str | None:
+        """What few images do to a distance."""
+        detector = self.reference.detector
+        if self.count <= detector.dimension:
+            return f"rank {self.count - 1} of {detector.dimension}: far too high, use more images"
+        few = detector.name == "inception" and self.count < PAPERS_COUNT
+        return f"too high by a bias of about 1/N; papers use {PAPERS_COUNT:,} images" if few else None

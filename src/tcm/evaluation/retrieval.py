@@ -64,4 +64,4 @@ def _share(measurement: Measurement, kind: Kind, metric: str, hits: int) -> Scor
     count = measurement.count
     share = hits / count
     settings = f"one image for each of {count:,} captions, Euclidean distance"
-    return measurement.score(kind, metric, share, settings, sqrt(share * (1 - share) / count))
+    return measurement.score(kind, metric, settings, share, sqrt(share * (1 - share) / count))

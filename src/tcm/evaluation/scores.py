@@ -15,12 +15,10 @@ Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall", "clip-
 ConditionSource = Literal["drawn", "chosen", "given"]
 """How the conditions of samples came about: drawn from the seeds, one that a user chose for all, or given for each."""
 
-# What may differ between two scores that are compared: the thing measured, its result, and when.
-# The metric says more than its kind, which older files lack.
-_FREE = (
-    *("kind", "value", "deviation", "subject", "subject_hash", "step", "sampling", "conditions", "seed"),
-    *("note", "versions", "time"),
-)
+# What two scores under the same conditions may differ in: the result, names (the hashes decide), and when.
+_RESULT = ("value", "deviation", "note", "versions", "time", "subject", "step", "reference")
+# And, where they are compared, the thing measured. The metric says more than its kind, which older files lack.
+_MEASURED = ("kind", "subject_hash", "sampling", "conditions", "seed")
 _GIVEN = ", given conditions"
 
 
@@ -138,10 +136,20 @@ def _with_conditions(found: dict[str, object]) -> dict[str, object]:
 def differing_conditions(a: Score, b: Score) -> list[str]:
     """What makes two scores incomparable, such as `count: 2000 and 5000`; empty if they may be compared."""
     return [
-        f"{field.name}: {_short(getattr(a, field.name))} and {_short(getattr(b, field.name))}"
-        for field in fields(Score)
-        if field.name not in _FREE and getattr(a, field.name) != getattr(b, field.name)
+        f"{name}: {_short(getattr(a, name))} and {_short(getattr(b, name))}"
+        for name in _differing(a, b)
+        if name not in _MEASURED
     ]
+
+
+def already_measured(wanted: Score, known: Sequence[Score]) -> Score | None:
+    """The known score of the same thing under the same conditions: measured again, `wanted` would be this one."""
+    return next((score for score in known if not _differing(wanted, score)), None)
+
+
+def _differing(a: Score, b: Score) -> list[str]:
+    names = (field.name for field in fields(Score) if field.name not in _RESULT)
+    return [name for name in names if getattr(a, name) != getattr(b, name)]
 
 
 def _short(value: object) -> str:

@@ -1,89 +1,86 @@
 """All stages of a run, measured alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcm.data import Dataset, open_dataset
-from tcm.data.latents import seen_by
-from tcm.evaluation.denoising import denoising_distances, model_denoise
-from tcm.evaluation.evaluate import evaluate, model_subject
-from tcm.evaluation.features import load_detector, weights_hash
-from tcm.evaluation.generation import Sampling, generate
-from tcm.evaluation.references import Reference, reference_of
-from tcm.evaluation.scores import Score, append_scores, read_scores
+from tcm.data import open_dataset
+from tcm.evaluation.bench import Bench, MeasuredModel, Pass
+from tcm.evaluation.features import load_detector
+from tcm.evaluation.references import PAPERS_COUNT, reference_of
+from tcm.evaluation.scores import already_measured, append_scores, read_scores
 from tcm.foundation.progress import SentProgress
-from tcm.foundation.signals import Stopped, StopRequest, until_stopped
+from tcm.foundation.signals import Stopped, StopRequest
 from tcm.foundation.workers import Send
 from tcm.recipes.folders import SCORES_FILE, stage_folders
+from tcm.recipes.lineage import condition_of
 from tcm.recipes.schema import Recipe
 from tcm.weights import Model
 
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """How a run is measured: by which detector, from how many samples, and at which times its denoising."""
+    """How a run is measured: by which detector, from how many samples, and at which times its denoising.
+
+    A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
+    denoising is measured at each of the times.
+    """
 
     detector: str
     count: int
     times: Sequence[float]
-    batch: int = 256
+
+    def passes(self, model: Model) -> Iterator[tuple[Pass, int]]:
+        """What is measured of a model, and with how many images."""
+        yield from ((Pass(steps=steps), self.count) for steps in model.sampler.usual_steps)
+        if model.sampler.generates_at_once:
+            yield from ((Pass(t=t), PAPERS_COUNT) for t in self.times if t <= model.card.t_max)
 
 
 def unmeasured_stages(recipe: Recipe, run: Path, plan: MeasurementPlan) -> list[str]:
     """The stages of a run that are still to be trained, or whose scores its scores.jsonl lacks."""
-    known = _known_scores(run)
-    models = {name: folder / "model" for name, folder in stage_folders(recipe, run).items()}
-    return [name for name, path in models.items() if not path.is_dir() or _missing(Model.load(path), known, plan)]
+    folders = stage_folders(recipe, run)
+    if not any((folder / "model").is_dir() for folder in folders.values()):
+        return list(folders)
+    bench = _bench(recipe, plan)
+    return [
+        name
+        for name, folder in folders.items()
+        if not (folder / "model").is_dir() or _missing(bench, _model(folder, name), run, plan)
+    ]
 
 
 def measure_stage(recipe: Recipe, run: Path, name: str, plan: MeasurementPlan, send: Send, stop: StopRequest) -> bool:
     """A worker's job: score a finished stage of a run into its scores.jsonl; false if it was asked to stop.
 
-    A diffusion model is sampled with Heun's method. A consistency model is sampled in one and two steps, and its
-    denoising is measured at each time of the plan. What the file holds already is not measured again.
+    What the file holds already is not measured again.
     """
     folder = stage_folders(recipe, run)[name]
-    model = Model.load(folder / "model")
-    dataset = open_dataset(recipe.data.path, channels=recipe.data.channels, expected=model.card.condition)
-    reference = reference_of(dataset, recipe.data.path, load_detector(plan.detector), batch=plan.batch)
-    for what in _missing(model, _known_scores(run), plan):
+    measured, bench = _model(folder, name), _bench(recipe, plan)
+    for one, count in _missing(bench, measured, run, plan):
+        what = "samples" if one.t is None else f"denoising at t = {one.t:g}"
         SentProgress(send, folder.name).say(f"measuring its {what}")
         try:
-            if what == "samples":
-                scores = _samples(model, name, reference, plan, stop)
-            else:
-                scores = _denoising(model, name, dataset, reference, plan)
+            append_scores(run / SCORES_FILE, bench.measure(one, measured, count, stop))
         except Stopped:
             return False
-        append_scores(run / SCORES_FILE, scores)
     return True
 
 
-def _known_scores(run: Path) -> set[tuple[str, int | None]]:
-    """The hash of each model that has scores, and of how many samples they are; None are those of its denoising."""
-    file = run / SCORES_FILE
-    scores = read_scores(file) if file.exists() else []
-    return {(score.subject_hash, None if score.sampling is None else score.count) for score in scores}
+def _model(folder: Path, name: str) -> MeasuredModel:
+    return MeasuredModel(Model.load(folder / "model"), name)
 
 
-def _missing(model: Model, known: set[tuple[str, int | None]], plan: MeasurementPlan) -> list[str]:
-    digest = weights_hash(model.denoiser.state_dict())
-    wanted = {"samples": plan.count} | ({"denoising": None} if model.sampler.generates_at_once else {})
-    return [what for what, count in wanted.items() if (digest, count) not in known]
+def _bench(recipe: Recipe, plan: MeasurementPlan) -> Bench:
+    data = recipe.data
+    dataset = open_dataset(data.path, channels=data.channels, expected=condition_of(recipe))
+    return Bench(dataset, reference_of(dataset, data.path, load_detector(plan.detector), batch=256))
 
 
-def _samples(model: Model, name: str, reference: Reference, plan: MeasurementPlan, stop: StopRequest) -> list[Score]:
-    scores: list[Score] = []
-    for steps in model.sampler.usual_steps:
-        sampling = Sampling(steps=steps)
-        images = until_stopped(stop, generate(model, range(plan.count), sampling, plan.batch))
-        scores += evaluate(images, reference, model_subject(model, name, sampling, seed=0))
-    return scores
-
-
-def _denoising(model: Model, name: str, dataset: Dataset, reference: Reference, plan: MeasurementPlan) -> list[Score]:
-    times = [t for t in plan.times if t <= model.card.t_max]
-    subject = model_subject(model, name, None, seed=0)
-    seen = seen_by(dataset, model.card.latents)
-    return denoising_distances(model_denoise(model), seen, times, reference, subject, batch=plan.batch)
+def _missing(bench: Bench, measured: MeasuredModel, run: Path, plan: MeasurementPlan) -> list[tuple[Pass, int]]:
+    known = read_scores(run / SCORES_FILE) if (run / SCORES_FILE).is_file() else []
+    return [
+        (one, count)
+        for one, count in plan.passes(measured.model)
+        if not all(already_measured(score, known) for score in bench.expected(one, measured, count))
+    ]

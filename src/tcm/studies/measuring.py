@@ -1,19 +1,17 @@
 """A variant's scores: of its final model and, where the study asks for curves, of each kept checkpoint."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from tcm.data import Dataset, open_dataset
-from tcm.data.latents import seen_by
-from tcm.evaluation.denoising import denoising_distances, model_denoise
-from tcm.evaluation.evaluate import Metric, evaluate, model_subject, needs_reference_features
-from tcm.evaluation.features import check_known, load_detector, weights_hash
-from tcm.evaluation.generation import Sampling, generate, sampling_batch
-from tcm.evaluation.references import Reference, chosen_images, reference_of
-from tcm.evaluation.scores import Score, append_scores, read_scores
+from tcm.data import open_dataset
+from tcm.evaluation.bench import Bench, MeasuredModel, Pass
+from tcm.evaluation.evaluate import needs_reference_features
+from tcm.evaluation.features import check_known, load_detector
+from tcm.evaluation.references import reference_of
+from tcm.evaluation.scores import Score, already_measured, append_scores, read_scores
 from tcm.foundation.counting import Batches
 from tcm.foundation.fetching import data_folder
 from tcm.foundation.locks import locked
@@ -25,7 +23,7 @@ from tcm.recipes.folders import SCORES_FILE, stage_folders
 from tcm.recipes.lineage import condition_of
 from tcm.recipes.schema import Recipe
 from tcm.studies.folders import MEASURED_FILE
-from tcm.studies.schema import Study, Variant, metric_parts
+from tcm.studies.schema import Study, Variant
 from tcm.training.checkpoint import averaged_model, kept_checkpoints
 from tcm.training.stage_models import companion_source, sources_before
 from tcm.weights import Model
@@ -60,47 +58,6 @@ class Subject:
     def name(self) -> str:
         """The stage's name, with the step of a checkpoint."""
         return self.stage if self.step is None else f"{self.stage}@{self.step}"
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """One pass over images: the samples of so many steps, or the data denoised at t."""
-
-    steps: int | None = None
-    t: float | None = None
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """What all measurements of a variant share."""
-
-    dataset: Dataset
-    reference: Reference
-    metrics: Sequence[Metric]
-    first_seed: int
-
-    def identities(self, wanted: _Wanted, model: Model, count: int) -> list[tuple[object, ...]]:
-        """What tells the scores of one pass from all others, except for the subject's name."""
-        kinds = [part for metric in self.metrics for part in metric_parts(metric)] if wanted.t is None else ["fid"]
-        sampling = None if wanted.t is not None else Sampling(steps=wanted.steps).describe(model)
-        images = count if wanted.t is None else len(chosen_images(self.dataset.count, count))
-        digest, reference = weights_hash(model.denoiser.state_dict()), self.reference
-        against = (reference.detector.hash, reference.hash, reference.statistics.count)
-        return [(digest, kind, wanted.t, sampling, self.first_seed, images, *against) for kind in kinds]
-
-    def measure(self, wanted: _Wanted, model: Model, subject: Subject, stop: StopRequest) -> list[Score]:
-        """The scores of one pass."""
-        batch = sampling_batch(model)
-        if wanted.t is not None:
-            owner = model_subject(model, subject.name, None, self.first_seed, step=subject.step)
-            denoise, times, seen = model_denoise(model), [wanted.t], seen_by(self.dataset, model.card.latents)
-            return denoising_distances(denoise, seen, times, self.reference, owner, subject.count, batch)
-        sampling = Sampling(steps=wanted.steps)
-        owner = model_subject(model, subject.name, sampling, self.first_seed, step=subject.step)
-        seeds = range(self.first_seed, self.first_seed + subject.count)
-        return evaluate(
-            until_stopped(stop, generate(model, seeds, sampling, batch)), self.reference, owner, self.metrics
-        )
 
 
 def subjects_of(study: Study, variant: Variant, run: Path) -> list[Subject]:
@@ -138,10 +95,10 @@ def measure_variant(
             with locked(stage / LOCK_FILE, "measures the same model", progress.say, stop):
                 model = load_subject(variant.recipe, folders, subject).to(device)
                 bench = benches[_detector(study, subject)]
-                for wanted in _wanted(study, model.sampler, model.card.t_max):
+                for one in _passes(study, model.sampler, model.card.t_max):
                     if stop:
                         raise Stopped
-                    append_scores(run / SCORES_FILE, _lacking(bench, wanted, model, subject, run, stage, stop))
+                    append_scores(run / SCORES_FILE, _lacking(bench, one, model, subject, run, stage, stop))
             progress.at(number)
     except Stopped:
         return False
@@ -177,7 +134,7 @@ def _detector(study: Study, subject: Subject) -> str:
 
 def _bench(
     study: Study, variant: Variant, detector: str, device: str, progress: SentProgress, stop: StopRequest
-) -> _Bench:
+) -> Bench:
     measure, data = study.measure, variant.recipe.data
     path = measure.data or data.path
     channels, expected = data.channels if path == data.path else None, condition_of(variant.recipe)
@@ -196,37 +153,32 @@ def _bench(
             count=measure.reference_count,
             counter=counter,
         )
-    return _Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
+    return Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
 
 
-def _wanted(study: Study, sampler: Sampler, t_max: float) -> list[_Wanted]:
+def _passes(study: Study, sampler: Sampler, t_max: float) -> list[Pass]:
     times = study.measure.dfid if sampler.generates_at_once else ()
-    passes = [_Wanted(steps=steps) for steps in sampling_steps(study, sampler)]
-    return passes + [_Wanted(t=t) for t in times if t <= t_max]
+    passes = [Pass(steps=steps) for steps in sampling_steps(study, sampler)]
+    return passes + [Pass(t=t) for t in times if t <= t_max]
 
 
 def _lacking(
-    bench: _Bench, wanted: _Wanted, model: Model, subject: Subject, run: Path, stage: Path, stop: StopRequest
+    bench: Bench, one: Pass, model: Model, subject: Subject, run: Path, stage: Path, stop: StopRequest
 ) -> list[Score]:
     """The scores of one pass that the run's file lacks: from the stage's file, or measured and added to it."""
-    identities = bench.identities(wanted, model, subject.count)
-    own = {(score.subject, _identity(score)) for score in _scores(run)}
-    if all((subject.name, identity) in own for identity in identities):
+    measured = MeasuredModel(model, subject.name, subject.step)
+    wanted = bench.expected(one, measured, subject.count)
+    own, noted = [score for score in _scores(run) if score.subject == subject.name], _scores(stage)
+    if all(already_measured(score, own) for score in wanted):
         return []
-    noted = {_identity(score): score for score in _scores(stage)}
-    if all(identity in noted for identity in identities):
-        return [replace(noted[identity], subject=subject.name, step=subject.step) for identity in identities]
-    scores = bench.measure(wanted, model, subject, stop)
+    found = [score for score in (already_measured(each, noted) for each in wanted) if score is not None]
+    if len(found) == len(wanted):
+        return [replace(score, subject=subject.name, step=subject.step) for score in found]
+    scores = bench.measure(one, measured, subject.count, stop)
     append_scores(stage / SCORES_FILE, scores)
     return scores
 
 
-def _identity(score: Score) -> tuple[object, ...]:
-    against = (score.detector_hash, score.reference_hash, score.reference_count)
-    return (score.subject_hash, score.kind, score.t, score.sampling, score.seed, score.count, *against)
-
-
 def _scores(folder: Path) -> list[Score]:
     file = folder / SCORES_FILE
-    scores = read_scores(file) if file.is_file() else []
-    return [score for score in scores if not score.set_conditions]
+    return read_scores(file) if file.is_file() else []
