@@ -21,6 +21,7 @@ from tcm.evaluation.scores import Score, read_scores
 from tcm.evaluation.second_time import save_second_time
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Labels
+from tcm.recipes.resolve import resolve, to_toml
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,7 @@ def test_a_run_stands_for_its_last_finished_stage(models: Path) -> None:
     assert tcm.load(folder).card == tcm.load(str(folder)).card == tcm.load(models / "truncated").card
     shared = ["--data", "digits", "--detector", "digits", "-n", 70]
     assert said("eval", folder, *shared).startswith(line)
-    assert read_scores(Path("scores.jsonl"))[0].subject == "a run/10-again/model"
+    assert read_scores(folder / "scores.jsonl")[0].subject == "a run/10-again/model"
     assert said("times", folder, *shared, "--grid", "1,2", "--write").startswith(line)
     assert json.loads((folder / "10-again" / "model" / "config.json").read_text())["sampler"]["second_time"] in (1, 2)
     assert said("export", folder, "--to", "edm-state-dict").startswith(line)
@@ -344,7 +345,7 @@ def test_images_that_cannot_be_measured(models: Path) -> None:
         with pytest.raises(TcmError, match=message):
             run("eval", target, *shared)
     with pytest.raises(TcmError, match="do not fit the detector"):
-        run("eval", "large.npz", *shared)
+        run("eval", "large.npz", "--data", "large.npz", "--detector", "digits")
     with pytest.raises(TcmError, match="not a TorchScript"):
         run("eval", "mixed", "--data", "digits", "--detector", "words.pt")
     with pytest.raises(TcmError, match="'fad' is unknown"):
@@ -354,6 +355,55 @@ def test_images_that_cannot_be_measured(models: Path) -> None:
     with pytest.raises(TcmError, match="needs a TARGET"):
         run("eval", "mixed")
     assert not Path("scores.jsonl").exists()
+
+
+def test_shapes_that_cannot_be_compared(models: Path) -> None:
+    """As `tcm train` refuses them; in Inception's features, any two have a distance."""
+    np.savez("large.npz", images=np.zeros((5, 3, 32, 32), np.uint8))
+    model, shared = models / "consistency", ["--detector", "digits", "-n", 70]
+    for target, data, options, shapes in (
+        ("large.npz", "digits", [], (r"\[3, 32, 32\]", r"digits.*\[1, 8, 8\]")),
+        (model, "large.npz", shared, (r"\[1, 8, 8\]", r"large.npz.*\[3, 32, 32\]")),
+        (model, "digits", [*shared, "--resize", 9], (r"\[1, 9, 9\]", r"digits.*\[1, 8, 8\]")),
+    ):
+        with pytest.raises(TcmError, match=f"{shapes[0]} cannot be compared with {shapes[1]}; .*--resize"):
+            run("eval", target, "--data", data, *options)
+    with pytest.raises(TcmError, match=r"cannot be compared with large\.npz"):
+        run("times", model, "--data", "large.npz", *shared)
+
+
+def test_a_run_s_own_data_and_scores_are_the_defaults(models: Path) -> None:
+    """Where `tcm report` looks for them, whether the run is given, one of its stages or a model of theirs."""
+    folder, options = a_run(models), ["--detector", "digits", "-n", 70]
+    (folder / "recipe.toml").write_text(to_toml(resolve("digits")))
+    for target in (folder, folder / "10-again", folder / "10-again" / "model", folder / "1-consistency"):
+        run("eval", target, *options)
+    scores = read_scores(folder / "scores.jsonl")
+    assert [score.reference for score in scores] == ["digits"] * 4
+    names = [*["a run/10-again/model"] * 3, "a run/1-consistency/model"]
+    assert [score.subject for score in scores] == names
+    (folder / "recipe.toml").write_text(to_toml(resolve("digits", ["data.path=gone/photos"])))
+    for more in ([], ["--dfid", 1]):
+        with pytest.raises(TcmError, match=r"a run was trained on gone/photos, .* --data"):
+            run("eval", folder, *options, *more)
+    run("eval", folder, *options, "--data", "digits", "--scores", "mine.jsonl")
+    assert len(read_scores(Path("mine.jsonl"))) == 1
+    assert len(read_scores(folder / "scores.jsonl")) == 4
+
+
+def test_an_option_that_is_given_twice_counts_twice_or_is_refused(models: Path) -> None:
+    model, shared = models / "consistency", ["--data", "digits", "--detector", "digits", "-n", 70]
+    several = ["--steps", 1, "--steps", 2, "--metrics", "fid", "--metrics", "kid,is", "--dfid", 1, "--dfid", "2,5"]
+    run("eval", model, *shared, *several)
+    found = [(score.kind, score.sampling, score.t) for score in read_scores(Path("scores.jsonl"))]
+    ways = ["times 10, fp32", "times 10, 1, fp32"]
+    sampled = [(kind, way, None) for way in ways for kind in ("fid", "kid", "is")]
+    assert found == [*sampled, *(("fid", None, t) for t in (1.0, 2.0, 5.0))]
+    for command, *options in (("eval", *shared, "--seed", 0, "--seed", 1), ("sample", "--steps", 1, "--steps", 2)):
+        with pytest.raises(TcmError, match=f"{options[-2]} is given 2 times"):
+            run(command, model, *options)
+    with pytest.raises(TcmError, match="give one"):
+        run("eval", model, *shared, "--steps", 1, "--times", "10,1")
 
 
 def test_few_images_get_a_note(models: Path) -> None:

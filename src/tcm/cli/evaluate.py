@@ -7,18 +7,19 @@ from typing import Annotated
 import typer
 
 from tcm.cli.data import Split
-from tcm.cli.sample import Batch, ClassOption, Device, Guidance, Steps, TimesOption, model_of, sampling_of
+from tcm.cli.sample import STEPS_HELP, Batch, ClassOption, Device, Guidance, TimesOption, model_of, sampling_of
 from tcm.foundation.errors import TcmError, TcmWarning
 
 Data = Annotated[
-    str | None, typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma.")
+    str | None,
+    typer.Option(help="What to compare with: a data set, stream:…, or an .npz with mu and sigma. [a run's own data]"),
 ]
 DetectorName = Annotated[
     str, typer.Option("--detector", help="inception, digits, efficientnet-lite0, or a TorchScript file.")
 ]
 DFID_HELP = (
-    "Also measure dFID at these times, such as 0.2,1,5: the FID of the data's images with noise of level t, denoised "
-    "in one step."
+    "Also measure dFID at these times, such as 0.2,1,5 (may be repeated): the FID of the data's images with noise of "
+    "level t, denoised in one step."
 )
 FEW_IMAGES = r"\d+ images give a covariance of rank"
 Seed = Annotated[int, typer.Option(min=0, help="The first image's seed.")]
@@ -33,19 +34,25 @@ DataConditions = Annotated[
 
 def evaluation(
     target: Annotated[
-        str | None, typer.Argument(help="A model, a run (its last stage), or a folder, zip or .npz of images.")
+        str | None,
+        typer.Argument(
+            help="A model, a run (its last stage) or one of its stages, or a folder, zip or .npz of images."
+        ),
     ] = None,
     data: Data = None,
     detector: DetectorName = "inception",
     metrics: Annotated[
-        str, typer.Option(help="Any of fid, fid-infinity, kid, is, precision-recall, separated by commas.")
-    ] = "fid",
-    dfid: Annotated[str | None, typer.Option(help=DFID_HELP)] = None,
+        list[str] | None,
+        typer.Option(
+            help="Any of fid, fid-infinity, kid, is, precision-recall, separated by commas; may be repeated. [fid]"
+        ),
+    ] = None,
+    dfid: Annotated[list[str] | None, typer.Option(help=DFID_HELP)] = None,
     count: Annotated[
         int | None,
         typer.Option("-n", "--count", min=2, help="How many images. [50000 from a model, all of a data set]"),
     ] = None,
-    steps: Steps = None,
+    steps: Annotated[list[int] | None, typer.Option(min=1, help=f"{STEPS_HELP} May be repeated.")] = None,
     times: TimesOption = None,
     seed: Seed = 0,
     choice: ClassOption = None,
@@ -74,9 +81,13 @@ def evaluation(
     split: Split = "train",
     batch: Batch = 64,
     device: Device = None,
-    scores: Annotated[Path, typer.Option(help="The file to append the scores to, each with its conditions.")] = Path(
-        "scores.jsonl"
-    ),
+    scores: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to append the scores to, each with its conditions. [scores.jsonl in the run's folder, else "
+            "here]"
+        ),
+    ] = None,
     comparison: Annotated[
         tuple[Path, Path] | None, typer.Option("--compare", help="Two scores files: print them side by side.")
     ] = None,
@@ -94,18 +105,24 @@ def evaluation(
     from tcm.evaluation.generation import parse_times
     from tcm.evaluation.scores import append_scores, compare, read_scores
     from tcm.foundation.processes import join
+    from tcm.recipes.folders import SCORES_FILE, run_of
     from tcm.weights import load
 
     if comparison is not None:
         pairs = compare(read_scores(comparison[0]), read_scores(comparison[1]))
         (scoring.print_json if as_json else scoring.print_comparison)(pairs)
         return
-    if target is None or data is None:
+    run = None if target is None else run_of(Path(target))
+    if target is None or (data is None and run is None):
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
+    source = scoring.Source.of_run(run, split) if run and data is None else scoring.Source(str(data), split)
+    numbers: list[int | None] = [*steps] if steps else [None]
+    samplings = tuple(dict.fromkeys(sampling_of(number, times, choice) for number in numbers))
+    file = scores or (run or Path()) / SCORES_FILE
     asked = Asked(
-        *(data, split, scoring.chosen_metrics(metrics), sampling_of(steps, times, choice), seed, count, batch),
+        *(source, scoring.chosen_metrics(metrics or ["fid"]), samplings, seed, count, batch),
         reference_count=reference_count,
-        dfid=() if dfid is None else parse_times(dfid, "dfid"),
+        dfid=parse_times(",".join(dfid), "dfid") if dfid else (),
         data_conditions=data_conditions,
         prompts=prompts,
         guidance=guidance,
@@ -121,17 +138,18 @@ def evaluation(
         check_detector(network, asked.metrics)
         if scoring.is_images(target):
             asked.check_images(target)
-            images, reference = scoring.all_images(target, count), asked.reference(network, processes)
+            images = scoring.all_images(target, count)
+            reference = asked.reference(images.shape, network, processes)
             found = scoring.score_images(images, target, reference, asked.metrics, batch, processes)
         else:
             model = load(target).to(processes.device)
             found = scores_of_model(model, target, asked, network, processes)
         if processes.first:
-            append_scores(scores, found)
+            append_scores(file, found)
             if as_json:
                 scoring.print_json(found)
             else:
-                scoring.print_scores(found, scores)
+                scoring.print_scores(found, file)
 
 
 def best_times(
@@ -172,8 +190,9 @@ def best_times(
         check_prompted(loaded, data_conditions, "--data-conditions for the data's own captions")
         tried = list(parse_times(grid, "grid")) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
-        reference = scoring.reference_for(data, split, network, False, batch, processes)
-        condition = conditions_of(scoring.dataset_for(data, split, loaded.card.condition)) if data_conditions else None
+        source = scoring.Source(data, split)
+        reference = source.reference(loaded.card.picture_shape, network, False, batch, processes)
+        condition = conditions_of(source.dataset(loaded.card.condition)) if data_conditions else None
         seeds = range(seed, seed + count)
         searched = search_time(loaded, model, seeds, tried, reference, batch, processes, condition)
         console = Console(stderr=True, quiet=not processes.first)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tcm.cli.scoring import dataset_for, reference_for
+from tcm.cli.scoring import Source
 from tcm.data.latents import seen_by
 from tcm.evaluation.clip_score import ClipScore, load_clip
 from tcm.evaluation.denoising import denoising_distances, model_denoise
@@ -24,6 +24,7 @@ from tcm.evaluation.sharing import share
 from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
+from tcm.networks import ImageShape
 from tcm.text.condition import Texts
 from tcm.weights import Model
 
@@ -54,10 +55,9 @@ class Drawn:
 class Asked:
     """The options of `tcm eval` for a model."""
 
-    data: str
-    split: str
+    source: Source
     metrics: tuple[Metric, ...]
-    sampling: Sampling
+    samplings: tuple[Sampling, ...]
     seed: int
     count: int | None
     batch: int
@@ -71,7 +71,7 @@ class Asked:
     retrieval: bool = False
 
     def __post_init__(self) -> None:
-        choice = self.sampling.choice
+        choice = self.samplings[0].choice
         if choice is not None and self.data_conditions:
             raise TcmError(f"--class {choice} and --data-conditions both set the conditions; give one of them")
         if self.prompts is not None and (choice is not None or self.data_conditions):
@@ -83,24 +83,18 @@ class Asked:
 
     def check_images(self, target: str) -> None:
         """Refuse what only a model can be asked for."""
-        only = (
-            self.sampling.steps,
-            self.sampling.times,
-            self.sampling.choice,
-            self.prompts,
-            self.guidance,
-            self.resize,
-        )
-        if self.data_conditions or self.retrieval or self.dfid or any(given is not None for given in only):
+        only = (self.prompts, self.guidance, self.resize)
+        drawn = self.samplings != (Sampling(),) or self.data_conditions or self.retrieval or self.dfid
+        if drawn or any(given is not None for given in only):
             raise TcmError(
                 f"{target} holds images; --steps, --times, --class, --data-conditions, --dfid, --prompts, --guidance, "
                 "--resize and --retrieval are for models"
             )
 
-    def reference(self, detector: Detector, processes: Processes) -> Reference:
-        """What images are compared with."""
+    def reference(self, shape: ImageShape, detector: Detector, processes: Processes) -> Reference:
+        """What images of this shape are compared with."""
         keep = needs_reference_features(self.metrics) or self.retrieval
-        return reference_for(self.data, self.split, detector, keep, self.batch, processes, self.reference_count)
+        return self.source.reference(shape, detector, keep, self.batch, processes, self.reference_count)
 
 
 def check_prompted(model: Model, given: bool, remedy: str) -> None:
@@ -114,16 +108,19 @@ def check_prompted(model: Model, given: bool, remedy: str) -> None:
 
 def scores_of_model(model: Model, name: str, asked: Asked, detector: Detector, processes: Processes) -> list[Score]:
     """All that was asked for, with progress bars."""
-    given = asked.data_conditions or asked.prompts is not None or asked.sampling.choice is not None
+    given = asked.data_conditions or asked.prompts is not None or asked.samplings[0].choice is not None
     check_prompted(model, given, "--prompts FILE, or --data-conditions for the data's own captions")
     model = model if asked.guidance is None else model.guided(asked.guidance)
     needed = asked.dfid or asked.data_conditions or asked.retrieval
-    dataset = dataset_for(asked.data, asked.split, model.card.condition) if needed else None
-    reference = asked.reference(detector, processes)
+    dataset = asked.source.dataset(model.card.condition) if needed else None
+    shape, side = model.card.picture_shape, asked.resize
+    reference = asked.reference(shape if side is None else (shape[0], side, side), detector, processes)
     condition = conditions_of(dataset) if dataset is not None and asked.data_conditions else None
-    found = score_samples(model, name, asked, reference, processes, condition)
-    if dataset is not None and asked.retrieval:
-        found += retrieval_scores(model, name, dataset, reference, asked.sampling, asked.seed, asked.count, asked.batch)
+    found: list[Score] = []
+    for sampling in asked.samplings:
+        found += score_samples(model, name, asked, sampling, reference, processes, condition)
+        if dataset is not None and asked.retrieval:
+            found += retrieval_scores(model, name, dataset, reference, sampling, asked.seed, asked.count, asked.batch)
     if dataset is not None and asked.dfid:
         f, subject = model_denoise(model), model_subject(model, name, None, asked.seed)
         seen = seen_by(dataset, model.card.latents)
@@ -137,6 +134,7 @@ def score_samples(
     model: Model,
     name: str,
     asked: Asked,
+    sampling: Sampling,
     reference: Reference,
     processes: Processes,
     condition: Conditions | None = None,
@@ -148,13 +146,13 @@ def score_samples(
     if drawn is not None:
         condition = conditions_from(model, drawn.prompts, drawn.first_seed)
     own = share(processes, seeds)
-    images: Iterable[Tensor] = generate(model, own, asked.sampling, asked.batch, condition)
+    images: Iterable[Tensor] = generate(model, own, sampling, asked.batch, condition)
     images = counter(processes)(images, len(own), "sampling")
     record = "" if drawn is None else drawn.record
     if asked.resize is not None:
         images = resized(images, asked.resize)
         record += f", resized to {asked.resize}×{asked.resize} (Lanczos)"
-    subject = model_subject(model, name, asked.sampling, asked.seed, given=condition is not None)
+    subject = model_subject(model, name, sampling, asked.seed, given=condition is not None)
     subject = replace(subject, sampling=f"{subject.sampling}{record}")
     if asked.clip is None or drawn is None:
         return evaluate(images, reference, subject, asked.metrics, processes)

@@ -126,11 +126,13 @@ def prompts_of(prompt: list[str] | None, file: Path | None) -> list[str]:
 
 
 def model_of(given: str, processes: Processes | None = None) -> str:
-    """The model that is meant: of a run's folder that of the last finished stage, with a line that says so."""
+    """The model that is meant: a stage's, or of a run's folder that of the last finished stage, which a line says."""
+    from tcm.recipes.folders import run_of
     from tcm.weights import is_run, last_model
 
     if not is_run(Path(given)):
-        return given
+        stage = run_of(Path(given)) is not None and (Path(given) / "model").is_dir()
+        return str(Path(given) / "model") if stage else given
     found = last_model(Path(given))
     if processes is None or processes.first:
         typer.echo(f"{given}: using {found.parent.name}, the last finished stage", err=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,7 +30,12 @@ from tcm.foundation.counting import counter
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import ConditionKind
+from tcm.networks import ImageShape
+from tcm.recipes.folders import RECIPE_FILE
+from tcm.recipes.resolve import resolve
 from tcm.weights.card import CONFIG_FILE
+
+Opened = TypeVar("Opened")
 
 
 def is_images(target: str) -> bool:
@@ -38,43 +44,79 @@ def is_images(target: str) -> bool:
     return path.exists() and not (path / CONFIG_FILE).exists()
 
 
-def chosen_metrics(text: str) -> tuple[Metric, ...]:
-    """The metrics of `fid,kid`."""
-    chosen = [part.strip() for part in text.split(",")]
+def chosen_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
+    """The metrics of `fid,kid`, or of several such options."""
+    chosen = [part.strip() for text in texts for part in text.split(",")]
     unknown = [part for part in chosen if part not in METRICS]
     if unknown:
         raise TcmError(f"metrics: {unknown[0]!r} is unknown; choose from {', '.join(METRICS)}")
     return tuple(metric for metric in METRICS if metric in chosen)
 
 
-def dataset_for(data: str, split: str, expected: ConditionKind | None) -> Dataset:
-    """The data set itself, for what needs more than its statistics; its captions as the model's encoder reads them."""
-    if is_published(Path(data)):
-        raise TcmError(
-            f"{data} holds only statistics, but --dfid, --data-conditions and --retrieval need images; give a data set"
-        )
-    return open_dataset(data, split=split, expected=expected)
+@dataclass(frozen=True)
+class Source:
+    """What to compare with: what --data names, or the data of a run."""
 
+    path: str
+    split: str
+    channels: int | None = None
+    run: Path | None = None
 
-def reference_for(
-    data: str,
-    split: str,
-    detector: Detector,
-    keep: bool,
-    batch: int,
-    processes: Processes,
-    count: int | None = None,
-) -> Reference:
-    """What samples are compared with: published statistics, a data set or a stream, or only `count` of its images."""
-    if is_published(Path(data)):
-        if count is not None:
-            raise TcmError(f"--reference-count={count}: {data} holds statistics, not images; leave it out")
-        return published_reference(Path(data), detector)
-    name = data if split == "train" else f"{data} ({split})"
-    opened = open_data(data, split=split)
-    if isinstance(opened, Stream):
-        return stream_reference(opened, name, detector, keep, batch, processes, count, counter(processes))
-    return reference_of(opened, name, detector, keep, batch, processes, count, counter(processes))
+    @classmethod
+    def of_run(cls, run: Path, split: str) -> Self:
+        """The data that a run was trained on."""
+        data = resolve(str(run / RECIPE_FILE)).data
+        return cls(data.path, split, data.channels, run)
+
+    @property
+    def published(self) -> bool:
+        """Whether these are only statistics."""
+        return is_published(Path(self.path))
+
+    def open(self, opener: Callable[..., Opened], expected: ConditionKind | None = None) -> Opened:
+        """The images; that a run's data is gone is said as such."""
+        try:
+            return opener(self.path, split=self.split, channels=self.channels, expected=expected)
+        except TcmError as error:
+            if self.run is None:
+                raise
+            raise TcmError(
+                f"{self.run} was trained on {self.path}, which cannot be opened ({error}); say with --data where it is"
+            ) from error
+
+    def dataset(self, expected: ConditionKind | None) -> Dataset:
+        """The data set itself, for what needs more than statistics; its captions as the model's encoder reads them."""
+        if self.published:
+            raise TcmError(
+                f"{self.path} holds only statistics, but --dfid, --data-conditions and --retrieval need images; give a "
+                "data set"
+            )
+        return self.open(open_dataset, expected)
+
+    def reference(
+        self,
+        shape: ImageShape,
+        detector: Detector,
+        keep: bool,
+        batch: int,
+        processes: Processes,
+        count: int | None = None,
+    ) -> Reference:
+        """What images of this shape are compared with: published statistics, a data set, a stream, or `count` of it."""
+        if self.published:
+            if count is not None:
+                raise TcmError(f"--reference-count={count}: {self.path} holds statistics, not images; leave it out")
+            return published_reference(Path(self.path), detector)
+        name = self.path if self.split == "train" else f"{self.path} ({self.split})"
+        opened = self.open(open_data)
+        if opened.shape != shape and opened.latents is None:
+            raise TcmError(
+                f"images of shape {list(shape)} cannot be compared with {name}, which has {list(opened.shape)}; "
+                "give data of the same shape (`tcm data prepare`), or --resize a model's images"
+            )
+        if isinstance(opened, Stream):
+            return stream_reference(opened, name, detector, keep, batch, processes, count, counter(processes))
+        return reference_of(opened, name, detector, keep, batch, processes, count, counter(processes))
 
 
 def all_images(target: str, count: int | None) -> Dataset:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from tcm.recipes.schema import Recipe
-from tcm.weights import RECIPE_FILE, stages_elsewhere
+from tcm.weights import RECIPE_FILE, is_run, stages_elsewhere
 
-__all__ = ["RECIPE_FILE", "SCORES_FILE", "all_moved_aside", "moved_aside", "stage_folders"]
+__all__ = ["RECIPE_FILE", "SCORES_FILE", "all_moved_aside", "moved_aside", "run_of", "stage_folders"]
 
 SCORES_FILE = "scores.jsonl"
 
@@ -20,6 +20,13 @@ def stage_folders(recipe: Recipe, run: Path) -> dict[str, Path]:
     first = int(next(iter(recipe.stages.values())).sampler(recipe.second_time).generates_at_once)
     own = {name: run / f"{number}-{name}" for number, name in enumerate(recipe.stages, start=first)}
     return {name: elsewhere.get(name, folder) for name, folder in own.items()}
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run whose folder this is, or to which the folder of a stage or of a stage's model belongs."""
+    inside = folder.name == "model" or (folder / "model").is_dir()
+    around = list(folder.absolute().parents[:2]) if inside else []
+    return next((one for one in [*reversed(around), folder] if is_run(one)), None)
 
 
 def moved_aside(stage: Path) -> Path:
