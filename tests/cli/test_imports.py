@@ -101,7 +101,7 @@ def test_the_words_of_the_options_are_those_of_the_library() -> None:
     assert get_args(TrainedAs) == tuple(STAGES)
     options = typer.main.get_command(app).commands["eval"].params
     (metrics,) = [option for option in options if option.name == "metrics"]
-    assert metrics.help == f"Any of {', '.join(METRICS)}, separated by commas."
+    assert metrics.help == f"Any of {', '.join(METRICS)}, separated by commas; may be repeated. [fid]"
 
 
 def test_threads_that_wait_give_up_their_core(tmp_path: Path) -> None:
