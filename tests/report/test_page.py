@@ -51,6 +51,9 @@ def test_finished_run(fair_run: Path) -> None:
     assert page.text.count("not measured") == 3
     best = min((score for score in scores if str(score.sampling).startswith("times")), key=lambda score: score.value)
     assert f"The distance to the data with one evaluation: {best.subject[2:]}" in page.text
+    drawn = page.source.partition("From noise to image</h2>")[2].partition("</section>")[0]
+    rows = [re.sub(r"<small>(.*), t = .*", r", \1", row) for row in re.findall(r'class="label">(.*?)</div>', drawn)]
+    assert rows == [f"{steps}, seed 0" for steps in ("1 step", "2 steps")] + [f"4 steps, seed {n}" for n in range(3)]
 
 
 def test_rounding_of_stages_in_another_precision(fair_run: Path, tmp_path: Path) -> None:

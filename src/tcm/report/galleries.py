@@ -145,7 +145,7 @@ def _path_rows(path: PathFromNoise, sample: int) -> list[tuple[Content, torch.Te
     pairs = torch.stack([path.inputs[:, sample], path.outputs[:, sample]], 1).flatten(0, 1)
     times = ", ".join(f"{t:.3g}" for t in path.times)
     steps = plural(len(path.times), "step")
-    return [(Html(f"{steps}<small>t = {times}</small>"), pairs)]
+    return [(Html(f"{steps}<small>seed {sample}, t = {times}</small>"), pairs)]
 
 
 def _section(title: str, sentence: str, runs: Sequence[ObservedRun], render: Callable[[ObservedRun], str]) -> str:
