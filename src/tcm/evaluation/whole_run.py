@@ -1,6 +1,6 @@
 """All stages of a run, measured alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,22 +30,19 @@ class MeasurementPlan:
     count: int
     times: Sequence[float]
 
-    def passes(self, model: Model) -> Iterator[tuple[Pass, int]]:
-        """What is measured of a model, and with how many images."""
-        yield from ((Pass(steps=steps), self.count) for steps in model.sampler.usual_steps)
-        if model.sampler.generates_at_once:
-            yield from ((Pass(t=t), PAPERS_COUNT) for t in self.times if t <= model.card.t_max)
+    def passes(self, model: Model) -> list[Pass]:
+        """What is measured of a model."""
+        times = [t for t in self.times if t <= model.card.t_max] if model.sampler.generates_at_once else []
+        sampled = [Pass(self.count, steps=steps) for steps in model.sampler.usual_steps]
+        return sampled + [Pass(PAPERS_COUNT, t=t) for t in times]
 
 
 def unmeasured_stages(recipe: Recipe, run: Path, plan: MeasurementPlan) -> list[str]:
     """The stages of a run that are still to be trained, or whose scores its scores.jsonl lacks."""
-    folders = stage_folders(recipe, run)
-    if not any((folder / "model").is_dir() for folder in folders.values()):
-        return list(folders)
     bench = _bench(recipe, plan)
     return [
         name
-        for name, folder in folders.items()
+        for name, folder in stage_folders(recipe, run).items()
         if not (folder / "model").is_dir() or _missing(bench, _model(folder, name), run, plan)
     ]
 
@@ -57,11 +54,11 @@ def measure_stage(recipe: Recipe, run: Path, name: str, plan: MeasurementPlan, s
     """
     folder = stage_folders(recipe, run)[name]
     measured, bench = _model(folder, name), _bench(recipe, plan)
-    for one, count in _missing(bench, measured, run, plan):
+    for one in _missing(bench, measured, run, plan):
         what = "samples" if one.t is None else f"denoising at t = {one.t:g}"
         SentProgress(send, folder.name).say(f"measuring its {what}")
         try:
-            append_scores(run / SCORES_FILE, bench.measure(one, measured, count, stop))
+            append_scores(run / SCORES_FILE, bench.measure(one, measured, stop))
         except Stopped:
             return False
     return True
@@ -77,10 +74,10 @@ def _bench(recipe: Recipe, plan: MeasurementPlan) -> Bench:
     return Bench(dataset, reference_of(dataset, data.path, load_detector(plan.detector), batch=256))
 
 
-def _missing(bench: Bench, measured: MeasuredModel, run: Path, plan: MeasurementPlan) -> list[tuple[Pass, int]]:
+def _missing(bench: Bench, measured: MeasuredModel, run: Path, plan: MeasurementPlan) -> list[Pass]:
     known = read_scores(run / SCORES_FILE) if (run / SCORES_FILE).is_file() else []
     return [
-        (one, count)
-        for one, count in plan.passes(measured.model)
-        if not all(already_measured(score, known) for score in bench.expected(one, measured, count))
+        one
+        for one in plan.passes(measured.model)
+        if not all(already_measured(score, known) for score in bench.expected(one, measured))
     ]

@@ -95,9 +95,7 @@ def measure_variant(
             with locked(stage / LOCK_FILE, "measures the same model", progress.say, stop):
                 model = load_subject(variant.recipe, folders, subject).to(device)
                 bench = benches[_detector(study, subject)]
-                for one in _passes(study, model.sampler, model.card.t_max):
-                    if stop:
-                        raise Stopped
+                for one in _passes(study, model, subject.count):
                     append_scores(run / SCORES_FILE, _lacking(bench, one, model, subject, run, stage, stop))
             progress.at(number)
     except Stopped:
@@ -156,10 +154,10 @@ def _bench(
     return Bench(dataset, reference, measure.metrics, variant.seed * measure.count)
 
 
-def _passes(study: Study, sampler: Sampler, t_max: float) -> list[Pass]:
-    times = study.measure.dfid if sampler.generates_at_once else ()
-    passes = [Pass(steps=steps) for steps in sampling_steps(study, sampler)]
-    return passes + [Pass(t=t) for t in times if t <= t_max]
+def _passes(study: Study, model: Model, count: int) -> list[Pass]:
+    times = study.measure.dfid if model.sampler.generates_at_once else ()
+    passes = [Pass(count, steps=steps) for steps in sampling_steps(study, model.sampler)]
+    return passes + [Pass(count, t=t) for t in times if t <= model.card.t_max]
 
 
 def _lacking(
@@ -167,14 +165,14 @@ def _lacking(
 ) -> list[Score]:
     """The scores of one pass that the run's file lacks: from the stage's file, or measured and added to it."""
     measured = MeasuredModel(model, subject.name, subject.step)
-    wanted = bench.expected(one, measured, subject.count)
+    wanted = bench.expected(one, measured)
     own, noted = [score for score in _scores(run) if score.subject == subject.name], _scores(stage)
     if all(already_measured(score, own) for score in wanted):
         return []
     found = [score for score in (already_measured(each, noted) for each in wanted) if score is not None]
     if len(found) == len(wanted):
         return [replace(score, subject=subject.name, step=subject.step) for score in found]
-    scores = bench.measure(one, measured, subject.count, stop)
+    scores = bench.measure(one, measured, stop)
     append_scores(stage / SCORES_FILE, scores)
     return scores
 
