@@ -206,8 +206,10 @@ def test_prompts_are_measured(home: Path, run: Path) -> None:
     clip = save_clip(home / "clip")
     prompts = ["a red cat", "a blue dog", "the white apple", "a green circle"]
     (home / "coco.json").write_text(json.dumps({"annotations": [{"caption": text} for text in prompts]}))
-    words = ["eval", model, "--prompts", home / "coco.json", "--data", home / "data.npz", "--detector", detector(home)]
-    invoke(*words, "--clip", clip, "--resize", 16, "--retrieval", "--scores", scores, "-n", 4)
+    np.savez(home / "large.npz", images=np.random.default_rng(0).integers(0, 256, (9, 3, 16, 16), np.uint8))
+    words = ["eval", model, "--prompts", home / "coco.json", "--detector", detector(home), "--scores", scores, "-n", 4]
+    invoke(*words, "--data", home / "data.npz", "--retrieval")
+    invoke(*words, "--data", home / "large.npz", "--clip", clip, "--resize", 16)
     found = {score.kind: score for score in read_scores(scores)}
     assert found["fid"].conditions == "given"
     assert "4 prompts of coco.json" in str(found["fid"].sampling)
