@@ -18,12 +18,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from tcm.data.dataset import Pixels
-from tcm.data.limits import MEGABYTE
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import LARGEST_PICTURE
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
-LARGEST_FILE = 256 * MEGABYTE
-LARGEST_PICTURE = 64 * MEGABYTE  # in pixels
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N", "I")

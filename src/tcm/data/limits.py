@@ -7,6 +7,7 @@ from pathlib import Path
 from tcm.foundation.errors import TcmError
 
 MEGABYTE = 2**20
+LARGEST_FILE = 256 * MEGABYTE
 _FREE_EXPANSION = 64 * MEGABYTE
 _LARGEST_RATIO = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

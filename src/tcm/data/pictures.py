@@ -19,9 +19,9 @@ from PIL import Image
 
 from tcm.data.caption_files import CAPTION_FILES, LARGEST_TEXT, caption_of, captions_from, in_order
 from tcm.data.dataset import Annotations, ClassLabels, Stored
-from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage, decode_picture
+from tcm.data.decode import EXTENSIONS, BrokenImage, decode_picture
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
-from tcm.data.limits import is_one_line
+from tcm.data.limits import LARGEST_FILE, is_one_line
 from tcm.foundation.errors import TcmError
 
 ZIP_ERRORS = (

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tcm.data.dataset import Stored
-from tcm.data.decode import EXTENSIONS, LARGEST_FILE, BrokenImage
-from tcm.data.limits import check_zip_entry
+from tcm.data.decode import EXTENSIONS, BrokenImage
+from tcm.data.limits import LARGEST_FILE, check_zip_entry
 from tcm.data.pictures import ANNOTATION_FILES, ZIP_ERRORS, PackedNames, Pictures, annotations_of, is_image
 from tcm.foundation.errors import TcmError
 

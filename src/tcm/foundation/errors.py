@@ -64,17 +64,17 @@ def describe_first(error: ValidationError, model: type | None = None) -> tuple[s
         case _ if value is None:
             problem = f"{key} cannot be unset; give it a value"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
-            problem = f"{key}={value!r} must be a table of keys"
+            problem = f"{key}={value!r:.200} must be a table of keys"
         case "tuple_type":
-            problem = f"{key}={value!r} must be a list, in brackets"
+            problem = f"{key}={value!r:.200} must be a list, in brackets"
         case "string_type":
-            problem = f'{key}={value!r} must be text; put it in quotes: "{value}"'
+            problem = f'{key}={value!r:.200} must be text; put it in quotes: "{value}"'
         case "int_type" if isinstance(value, float) and value.is_integer():
-            problem = f"{key}={value!r} must be an integer; write {int(value)}"
+            problem = f"{key}={value!r:.200} must be an integer; write {int(value)}"
         case "value_error":
             problem = _describe_value_error(key, value, first["ctx"]["error"])
         case _:
-            problem = f"{key}={value!r} {_MUST.sub('must', first['msg']).replace(' after validation', '')}"
+            problem = f"{key}={value!r:.200} {_MUST.sub('must', first['msg']).replace(' after validation', '')}"
     return key, problem
 
 
@@ -83,7 +83,7 @@ def _describe_value_error(key: str, value: object, error: Exception) -> str:
         return f"{key}.{error}"
     if isinstance(value, dict):
         return f"{key}: {error}" if key else str(error)
-    return f"{key}={value!r}: {error}"
+    return f"{key}={value!r:.200}: {error}"
 
 
 _MUST = re.compile(r"^\w+ should(?= )")

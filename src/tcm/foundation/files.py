@@ -1,7 +1,8 @@
-"""Files and folders that appear whole or not at all: written aside, synced, renamed."""
+"""Files and folders that appear whole or not at all: written aside, synced, renamed. And files of strangers."""
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -9,6 +10,39 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import BinaryIO
 from uuid import uuid4
+
+from tcm.foundation.errors import TcmError
+
+LARGEST_CONFIG = 2 * 2**20
+"""Bytes of a small text file that comes with a model or with data."""
+LARGEST_PICTURE = 64 * 2**20
+"""Pixels of an image, and numbers that a model makes of one."""
+_KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file that a stranger may have put there; what is no regular file is refused: it could block or never end.
+
+    >>> open_regular("/dev/zero")
+    Traceback (most recent call last):
+    ...
+    tcm.foundation.errors.TcmError: /dev/zero is a device, not a file; remove it, or put the file itself there
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "device")
+        raise TcmError(f"{path} is a {kind}, not a file; remove it, or put the file itself there")
+    # Not blocking: what was a file a moment ago may have been replaced.
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+
+
+def read_regular(path: str | Path, most: int = LARGEST_CONFIG) -> bytes:
+    """The content of a regular file of at most so many bytes."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise TcmError(f"{path} has more than the {most:,} bytes that such a file may have; remove it")
+    return data
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from tcm.method.sampling import Sampler
 ImageShape = tuple[int, int, int]
 
 
+Blocks = Annotated[int, Field(gt=0, le=1000)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
-from tcm.networks.base import ImageShape
+from tcm.networks.base import Blocks, ImageShape
 from tcm.networks.forward_mode import attend, concatenated, conv2d, group_norm, scale_
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
     Resample,
+    Resolutions,
     UNetConfig,
     class_count,
     decoder_plan,
@@ -63,8 +64,8 @@ class DDPMppConfig(UNetConfig):
     kind: Literal["ddpmpp"] = "ddpmpp"
     channels: PositiveInt = Field(default=128, multiple_of=2)
     channel_mult: Levels = (2, 2, 2)
-    blocks: PositiveInt = 4
-    attention: tuple[int, ...] = (16,)
+    blocks: Blocks = 4
+    attention: Resolutions = (16,)
     noise_mult: int = Field(default=1, gt=0, description="channels of the noise embedding, in units of `channels`")
 
     builds_from_values: ClassVar[bool] = True

@@ -18,7 +18,7 @@ from tcm.foundation.extras import how_to_install
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
 from tcm.method.sampling import Sampler
-from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.networks.base import Blocks, ImageShape, NetworkConfig
 from tcm.text.condition import Texts
 
 DOWN, DOWN_PLAIN, UP, UP_PLAIN = "CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"
@@ -59,7 +59,10 @@ class Lora(BaseModel):
     rank: PositiveInt = Field(default=64, description="rank of the changes")
     alpha: PositiveInt = Field(default=64, description="the changes are multiplied by alpha/rank")
     targets: tuple[str, ...] = Field(
-        default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1, description="endings of the layers' names"
+        default=("to_q", "to_k", "to_v", "to_out.0"),
+        min_length=1,
+        max_length=100,
+        description="endings of the layers' names",
     )
 
 
@@ -84,23 +87,25 @@ class DiffusersUNetConfig(NetworkConfig):
     flip_sin_to_cos: bool = Field(default=True, description="order of the timestep's embedding")
     freq_shift: int = Field(default=0, description="shift of the embedding's frequencies")
     down_block_types: tuple[str, ...] = Field(
-        default=(DOWN, DOWN, DOWN, DOWN_PLAIN), description="diffusers' classes of the blocks on the way down"
+        default=(DOWN, DOWN, DOWN, DOWN_PLAIN),
+        max_length=32,
+        description="diffusers' classes of the blocks on the way down",
     )
     up_block_types: tuple[str, ...] = Field(
-        default=(UP_PLAIN, UP, UP, UP), description="diffusers' classes of the blocks on the way up"
+        default=(UP_PLAIN, UP, UP, UP), max_length=32, description="diffusers' classes of the blocks on the way up"
     )
     only_cross_attention: bool = Field(default=False, description="whether the blocks have no self-attention")
     block_out_channels: tuple[PositiveInt, ...] = Field(
-        default=(320, 640, 1280, 1280), description="channels of each level"
+        default=(320, 640, 1280, 1280), max_length=32, description="channels of each level"
     )
-    layers_per_block: PositiveInt = Field(default=2, description="residual blocks per level")
+    layers_per_block: Blocks = Field(default=2, description="residual blocks per level")
     downsample_padding: int = Field(default=1, description="padding of the convolutions that halve the resolution")
     mid_block_scale_factor: float = Field(default=1.0, description="divides the residual blocks' output in the middle")
     act_fn: Literal["silu", "swish", "mish", "gelu", "relu"] = Field(default="silu", description="activation")
     norm_num_groups: PositiveInt = Field(default=32, description="groups of the group norms")
     norm_eps: float = Field(default=1e-5, description="ε of the group norms")
     cross_attention_dim: PositiveInt = Field(default=768, description="width of the text embeddings")
-    transformer_layers_per_block: PositiveInt = Field(default=1, description="transformer layers in an attention")
+    transformer_layers_per_block: Blocks = Field(default=1, description="transformer layers in an attention")
     attention_head_dim: PositiveInt | tuple[PositiveInt, ...] = Field(
         default=8, description="number of attention heads, for all levels or for each; diffusers calls it a dimension"
     )

@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.method.preconditioning import Masks, Network
-from tcm.networks.base import ImageShape
+from tcm.networks.base import Blocks, ImageShape
 from tcm.networks.forward_mode import attend, concatenated, conv2d, scale_, scaled
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
     Resample,
+    Resolutions,
     UNetConfig,
     class_count,
     decoder_plan,
@@ -64,8 +65,8 @@ class EDM2Config(UNetConfig):
     kind: Literal["edm2"] = "edm2"
     channels: PositiveInt = 192
     channel_mult: Levels = (1, 2, 3, 4)
-    blocks: PositiveInt = 3
-    attention: tuple[int, ...] = Field(
+    blocks: Blocks = 3
+    attention: Resolutions = Field(
         default=(16, 8), description="resolutions (of the longer side) with self-attention, at 64 channels or more"
     )
     dropout_up_to: int = Field(default=16, gt=0, description="highest resolution at which activations are dropped")

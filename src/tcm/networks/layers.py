@@ -12,14 +12,15 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes, ClassMix, Condition, ConditionKind, Labels
 from tcm.method.preconditioning import Masks
-from tcm.networks.base import ImageShape, NetworkConfig
+from tcm.networks.base import Blocks, ImageShape, NetworkConfig
 from tcm.networks.forward_mode import linear, scale_, scaled
 from tcm.networks.unet_arguments import checked
 
 Resample = Literal["keep", "up", "down"]
 
 
-Levels = Annotated[tuple[int, ...], Field(min_length=1)]
+Levels = Annotated[tuple[int, ...], Field(min_length=1, max_length=32)]
+Resolutions = Annotated[tuple[int, ...], Field(max_length=32)]
 
 
 class UNetConfig(NetworkConfig):
@@ -27,8 +28,8 @@ class UNetConfig(NetworkConfig):
 
     channels: PositiveInt = Field(description="channels of the first level's unit")
     channel_mult: Levels = Field(description="channels of each level, in units of `channels`")
-    blocks: PositiveInt = Field(description="residual blocks per level")
-    attention: tuple[int, ...] = Field(default=(), description="resolutions (of the longer side) with self-attention")
+    blocks: Blocks = Field(description="residual blocks per level")
+    attention: Resolutions = Field(default=(), description="resolutions (of the longer side) with self-attention")
 
     replays_dropout: ClassVar[bool] = True
     computes_in_half: ClassVar[bool] = True

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Condition, ConditionKind, TextEmbeddings
 from tcm.method.preconditioning import Masks, Network
-from tcm.networks.base import ImageShape
+from tcm.networks.base import Blocks, ImageShape
 from tcm.networks.ddpmpp import Block, check_groups, conv_layer, linear_layer, norm_layer, positional_embedding
 from tcm.networks.layers import (
     BlockPlan,
     Levels,
+    Resolutions,
     UNetConfig,
     decoder_plan,
     encoder_plan,
@@ -32,11 +33,11 @@ class TextUNetConfig(UNetConfig):
     kind: Literal["text_unet"] = "text_unet"
     channels: PositiveInt = Field(default=16, multiple_of=2)
     channel_mult: Levels = (1, 2, 4, 8)
-    blocks: PositiveInt = 1
-    attention: tuple[int, ...] = Field(
+    blocks: Blocks = 1
+    attention: Resolutions = Field(
         default=(8,), description="resolutions (of the longer side, after patching) with self-attention"
     )
-    cross_attention: tuple[int, ...] = Field(
+    cross_attention: Resolutions = Field(
         default=(8, 4), description="resolutions (of the longer side, after patching) with attention to the text"
     )
     heads: PositiveInt = Field(default=4, description="heads of the attention to the text")

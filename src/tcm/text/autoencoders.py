@@ -13,6 +13,7 @@ from torch import Tensor
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
+from tcm.foundation.tensors import bounded_by, shapes_for_library
 from tcm.text.pipeline_folders import find_pipeline
 
 Shape = tuple[int, int, int]
@@ -115,7 +116,8 @@ def load_autoencoder(reference: str, device: torch.device) -> Autoencoder:
     pipeline = find_pipeline(reference)
     folder = Path(reference) if pipeline is None else pipeline / "vae"
     try:
-        model = AutoencoderKL.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        with bounded_by(shapes_for_library(folder), f"{folder}/config.json"):
+            model = AutoencoderKL.from_pretrained(folder, use_safetensors=True, local_files_only=True)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise TcmError(

@@ -17,6 +17,7 @@ from tcm.foundation.devices import best_device, chosen_device, fp32_products
 from tcm.foundation.errors import TcmError, TcmWarning
 from tcm.foundation.extras import how_to_install
 from tcm.foundation.fetching import data_folder
+from tcm.foundation.tensors import bounded_by, shapes_for_library
 from tcm.method.conditions import TextEmbeddings
 from tcm.text.pipeline_folders import find_pipeline
 
@@ -148,7 +149,7 @@ def load_whole(transformers: Any, loader: Any, path: str) -> nn.Module:
 
     transformers itself would make up what is missing, and only print a report of it.
     """
-    with _quiet(transformers):
+    with _quiet(transformers), bounded_by(shapes_for_library(path), f"{path}/config.json"):
         loaded = loader.from_pretrained(
             path, trust_remote_code=False, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
+from tcm.foundation.tensors import check_tensors
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
 from tcm.recipes.lineage import network_of, roles_of, source_stage, stages_before, trained_roles
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, find, inspect, load
-from tcm.weights.tensors import check_tensors
 
 ROLES = "roles"
 """The folder, in a stage's, of the models of the other roles that it trains."""
@@ -244,7 +244,8 @@ def _weights(name: str, role: Role, source: Model, target: Model) -> dict[str, T
     fitting = {tensor for tensor in free & own.keys() & given.keys() if own[tensor].shape == given[tensor].shape}
     weights = {tensor: given[tensor] for tensor in given if tensor not in free - fitting}
     weights |= {tensor: own[tensor] for tensor in own if tensor in free - fitting}
-    check_tensors(target.denoiser, weights, f"{name}.{role.key}={role.source}")
+    shapes = {tensor: weight.shape for tensor, weight in weights.items()}
+    check_tensors(target.denoiser, shapes, f"{name}.{role.key}={role.source}")
     return weights
 
 

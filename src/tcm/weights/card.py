@@ -1,5 +1,6 @@
 """A model's card, config.json: its network, its method and the times on which it is defined."""
 
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import LARGEST_PICTURE, read_regular
 from tcm.foundation.plugins import Trust, reader_of
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.preconditioning import PRECONDITIONINGS, USUAL, Preconditioning
@@ -51,7 +53,7 @@ AnyPreconditioning = Annotated[
 """How f is made of the network, read in the same way; the entry points are those of `tcm.preconditionings`."""
 
 
-SigmaData = Annotated[float, Field(gt=0)]
+SigmaData = Annotated[float, Field(gt=0, le=1e6)]
 LowestTime = Annotated[float, Field(gt=0)]
 HighestTime = Annotated[float, Field(gt=0, le=1e6)]
 
@@ -124,6 +126,11 @@ class ModelCard(BaseModel):
     def _check(self) -> Self:
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min={self.t_min} must lie below t_max={self.t_max}")
+        if max(prod(self.image_shape), prod(self.picture_shape)) > LARGEST_PICTURE:
+            raise ValueError(
+                f"image_shape={list(self.image_shape)} makes images of {list(self.picture_shape)}; at most "
+                f"{LARGEST_PICTURE:,} values are supported"
+            )
         self.network.check_scales(self.sigma_data, self.t_max)
         if (other := self.companion) is None:
             return self
@@ -151,7 +158,7 @@ class ModelCard(BaseModel):
 def read_card(path: Path, trust: Trust = False) -> ModelCard:
     """The card in a config.json."""
     try:
-        return ModelCard.model_validate_json(path.read_bytes(), context=trust)
+        return ModelCard.model_validate_json(read_regular(path), context=trust)
     except FileNotFoundError as error:
         raise TcmError(f"{path} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
     except OSError as error:

@@ -10,11 +10,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from tcm.foundation.tensors import bounded_by, load_tensors
 from tcm.method.conditions import Classes
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.networks import ImageShape, NetworkConfig
 from tcm.weights.arguments import published_network
-from tcm.weights.tensors import check_tensors, load_tensors
 
 UNCERTAINTY = {
     "uncertainty.freqs": "logvar_fourier.freqs",
@@ -35,7 +35,7 @@ def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]
     ignored = config.published_left_out(given)
     given = {name: tensor for name, tensor in given.items() if name not in ignored}
     # Without memory at first: arguments from a foreign file may describe a network larger than its tensors.
-    with torch.device("meta"):
+    with bounded_by([tensor.shape for tensor in given.values()], "the arguments"), torch.device("meta"):
         head = Uncertainty(given["logvar_linear.weight"].numel()) if "logvar_linear.weight" in given else None
         denoiser = Denoiser(
             config.build(image_shape, condition),
@@ -46,7 +46,6 @@ def load_denoiser(weights: Mapping[str, Tensor], arguments: Mapping[str, object]
         )
     ours = {theirs: name for name, theirs in reference_names(denoiser).items()}
     renamed = {ours.get(name, name): tensor for name, tensor in given.items()}
-    check_tensors(denoiser, renamed, "the reference's weights", ours)
     load_tensors(denoiser, renamed, "the reference's weights", ours)
     return denoiser
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.tensors import shapes_in, tensors_in
 from tcm.method.conditions import Classes, ConditionKind
 from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.networks import ImageShape, networks
@@ -243,13 +244,10 @@ def inner_network(module: Module, path: Path) -> tuple[str, Module]:
 
 def from_safetensors(path: Path) -> Found:
     """A state dict in a safetensors file; its metadata may hold the constructor's arguments and a licence."""
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            names = list(file.keys())
-            weights = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise TcmError(f"{path}: cannot be read ({shown(str(error))}); download it again") from error
+    shapes_in(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    weights = tensors_in(path)
     return from_state_dict(weights, path, metadata)
 
 

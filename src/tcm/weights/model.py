@@ -1,14 +1,12 @@
 """A model: a denoiser that knows its method, saved as a folder with config.json and model.safetensors."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tcm.foundation.devices import fp32_products
@@ -16,12 +14,12 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.files import new_folder
 from tcm.foundation.plugins import Trust
 from tcm.foundation.randomness import SampleStreams
+from tcm.foundation.tensors import bounded_by, check_tensors, load_tensors, shapes_in, tensors_in
 from tcm.method.conditions import Condition, ConditionChoice
 from tcm.method.joined import Joined
 from tcm.method.preconditioning import Denoiser, Uncertainty
 from tcm.method.sampling import Sampler, last
 from tcm.weights.card import COMPANION_FILE, CONFIG_FILE, FILES, WEIGHTS_FILE, ModelCard, read_card
-from tcm.weights.tensors import check_tensors, load_tensors
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,8 @@ class Model:
         """The model in a folder; nothing in it is executed."""
         folder = Path(path)
         card = read_card(folder / CONFIG_FILE, trust)
-        model = cls._read(card.alone, folder / WEIGHTS_FILE)
-        return model if card.companion is None else model.joined(cls._read(card.companion, folder / COMPANION_FILE))
-
-    @classmethod
-    def _read(cls, card: ModelCard, file: Path) -> Self:
-        with _reading(file) as weights:
-            tensors = load_file(weights)
-        with torch.device("meta"):
-            model = cls.fresh(card)
-        load_tensors(model.denoiser, tensors, str(weights))
-        return model
+        model = cls._part(card.alone, folder / WEIGHTS_FILE)
+        return model if card.companion is None else model.joined(cls._part(card.companion, folder / COMPANION_FILE))
 
     @classmethod
     def inspect(cls, path: str | Path) -> ModelCard:
@@ -79,17 +68,19 @@ class Model:
         card = read_card(folder / CONFIG_FILE)
         for part, name in ((card.alone, WEIGHTS_FILE), (card.companion, COMPANION_FILE)):
             if part is not None:
-                cls._check(part, folder / name)
+                cls._part(part, folder / name, read=False)
         return card
 
     @classmethod
-    def _check(cls, card: ModelCard, file: Path) -> None:
-        with torch.device("meta"):
-            denoiser = cls.fresh(card).denoiser
-            with _reading(file) as weights, safe_open(weights, "pt") as opened:
-                names = list(opened.keys())
-                tensors = {name: torch.empty(opened.get_slice(name).get_shape()) for name in names}
-        check_tensors(denoiser, tensors, str(weights))
+    def _part(cls, card: ModelCard, weights: Path, *, read: bool = True) -> Self:
+        """One network with its weights; on the meta device, and only compared with them, if they are not to be read."""
+        shapes = shapes_in(weights)
+        with bounded_by(shapes.values(), str(weights.with_name(CONFIG_FILE))), torch.device("meta"):
+            model = cls.fresh(card)
+        check_tensors(model.denoiser, shapes, str(weights))
+        if read:
+            load_tensors(model.denoiser, tensors_in(weights), str(weights))
+        return model
 
     def save(self, path: str | Path, *, half: bool = False) -> None:
         """Write config.json, model.safetensors and, if the model has a companion, companion.safetensors into a folder,
@@ -256,17 +247,6 @@ class Model:
         if not kind.takes(given):
             raise TcmError(f"this model takes {kind}, but the condition is something else; give {kind}")
         return given
-
-
-@contextmanager
-def _reading(weights: Path) -> Iterator[Path]:
-    """Errors of a file of weights as those that a user can fix."""
-    try:
-        yield weights
-    except FileNotFoundError as error:
-        raise TcmError(f"{weights} does not exist; a model folder holds {CONFIG_FILE} and {WEIGHTS_FILE}") from error
-    except (SafetensorError, OSError) as error:
-        raise TcmError(f"{weights} is damaged ({error}); copy or download it again") from error
 
 
 def _write(denoiser: Denoiser, file: Path, half: bool) -> None:

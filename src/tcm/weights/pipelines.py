@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from tcm.foundation.errors import TcmError, describe_validation
 from tcm.foundation.extras import how_to_install
+from tcm.foundation.files import read_regular
+from tcm.foundation.tensors import bounded_by, load_tensors, shapes_in, tensors_in
 from tcm.method.sampling import HeunSampler
 from tcm.networks.diffusers_unet import UNET_KEYS, DiffusersUNetConfig, NoiseSchedule
 from tcm.text.autoencoders import Latents
@@ -21,7 +21,6 @@ from tcm.text.encoders import load_encoder
 from tcm.text.pipeline_folders import INDEX_FILE
 from tcm.weights.card import ModelCard, Provenance
 from tcm.weights.model import Model
-from tcm.weights.tensors import load_tensors
 
 SUPPORTED = {
     "unet": ("UNet2DConditionModel",),
@@ -47,30 +46,30 @@ class Pipeline:
     def card(self) -> ModelCard:
         """The card of its UNet as a diffusion model; texts and images are those of its own encoders."""
         sigmas, size = self.network.noise.sigmas(), self.network.sample_size
-        return ModelCard(
-            kind="diffusion",
-            sampler=HeunSampler(),
-            network=self.network,
-            image_shape=(self.network.in_channels, size, size),
-            condition=Texts.of(load_encoder(self.name)),
-            latents=Latents.of(self.name),
-            sigma_data=1.0,
-            t_min=float(sigmas[0]),
-            t_max=float(sigmas[-1]),
-            provenance=Provenance(imported_from=self.name),
-        )
+        try:
+            return ModelCard(
+                kind="diffusion",
+                sampler=HeunSampler(),
+                network=self.network,
+                image_shape=(self.network.in_channels, size, size),
+                condition=Texts.of(load_encoder(self.name)),
+                latents=Latents.of(self.name),
+                sigma_data=1.0,
+                t_min=float(sigmas[0]),
+                t_max=float(sigmas[-1]),
+                provenance=Provenance(imported_from=self.name),
+            )
+        except ValidationError as error:
+            raise describe_validation(error, self.name, ModelCard) from error
 
     def model(self) -> Model:
         """The UNet with its weights; nothing is unpickled."""
-        path = self.folder / "unet" / UNET_FILE
-        try:
-            tensors = {f"{PREFIX}{name}": tensor for name, tensor in load_file(path).items()}
-        except (SafetensorError, OSError) as error:
-            raise TcmError(f"{path} cannot be read ({error}); download the pipeline again") from error
-        card = self.card()
-        with torch.device("meta"):
+        path, card = self.folder / "unet" / UNET_FILE, self.card()
+        with bounded_by(shapes_in(path).values(), f"{self.name}: unet/config.json"), torch.device("meta"):
             model = Model.fresh(card)
-        load_tensors(model.denoiser, tensors, str(path))
+        load_tensors(
+            model.denoiser, {f"{PREFIX}{name}": tensor for name, tensor in tensors_in(path).items()}, str(path)
+        )
         return model
 
 
@@ -175,7 +174,7 @@ def _listed(value: Any) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise TcmError(f"{path} cannot be read ({error}); download the pipeline again") from error
     if not isinstance(content, dict):
