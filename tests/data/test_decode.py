@@ -36,6 +36,16 @@ def test_transparency_is_composited_over_white() -> None:
     np.testing.assert_array_equal(decoded(Image.fromarray(grey_alpha, "LA")), [[[0, 255, 204]]])
 
 
+def test_the_transparent_value_of_a_grey_png_with_16_bits_becomes_white() -> None:
+    """Pillow cannot write this chunk, which names one of 65,536 values; 300 and 301 are one grey of 8 bits."""
+    data = encoded(Image.fromarray(np.array([[0, 300, 301, 65535]], np.uint16)), "PNG")
+    for value, expected in ((0, [255, 1, 1, 255]), (300, [0, 255, 1, 255])):
+        body = b"tRNS" + value.to_bytes(2, "big")
+        chunk = (2).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+        picture = decode_picture(data.replace(data[33:], chunk + data[33:]), "a.png")
+        np.testing.assert_array_equal(np.asarray(picture), [expected])
+
+
 def test_palettes_are_resolved_and_their_transparency_composited() -> None:
     picture = Image.new("P", (2, 1))
     picture.putpalette([10, 20, 30, 40, 50, 60])

@@ -1,10 +1,12 @@
 """Streams resume exactly from a saved position, and the processes share the same whole batches."""
 
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections import defaultdict
 from itertools import islice
 from pathlib import Path
@@ -209,6 +211,49 @@ def test_a_stream_and_a_data_set_of_the_same_shards_agree(tmp_path: Path) -> Non
     assert sorted(numbers(batch)) == list(range(dataset.count))
 
 
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["a.png", "a.jpg", "a.cls"], r"a has 2 images, a\.png and a\.jpg"),
+        (["a.png", "a.PNG"], r"two files a\.PNG"),
+        (["a.png", "a.cls", "a.cls"], r"two files a\.cls"),
+        (["a.png", "b.png", "a.cls", "b.cls"], "files of a are not next to each other"),
+        (["a.cls", "b.cls", "a.png", "b.png"], "files of a are not next to each other"),
+        (["a.v1.png", "a.v2.png"], r"a\.v1\.png is not the image of a"),
+        (["a.png", "b\n.png"], "plain names"),
+        (["a.png", "a.mask.png", "a.cls", "d/a.png", "d/a.CLS", "alone.cls"], None),
+        (["a.png", "._a.png", "a.cls", "__MACOSX/a.png", ".b.png"], None),
+    ],
+)
+def test_a_tar_means_the_same_by_index_and_as_a_stream(tmp_path: Path, names: list[str], refused: str | None) -> None:
+    path = tmp_path / "s.tar"
+    with tarfile.open(path, "w") as shard:
+        for number, name in enumerate(names):
+            data = writers.png(IMAGES[number]) if name.lower().endswith(("png", "jpg")) else b"0"
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            shard.addfile(entry, io.BytesIO(data))
+    readers = (lambda: open_dataset(path), lambda: list(open_stream(path).shard(0)))
+    if refused is not None:
+        for read in readers:
+            with pytest.raises(TcmError, match=refused):
+                read()
+        return
+    dataset, samples = open_dataset(path), list(open_stream(path).shard(0))
+    labels = [] if dataset.class_labels is None else dataset.class_labels.values.tolist()
+    assert [sample.annotation for sample in samples] == labels
+    assert dataset.count == len(samples) == sum(name in ("a.png", "d/a.png") for name in names)
+
+
+def test_no_name_of_a_local_shard_runs_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """webdataset takes the name of a file in the working folder for an address."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gs:x;touch ran;.tar").write_bytes(b"")
+    with pytest.raises(TcmError):
+        open_stream(".")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_stream_is_no_data_set(tmp_path: Path) -> None:
     with pytest.raises(TcmError, match="is a stream, but this needs images by index"):
         open_dataset(f"stream:{tmp_path}")
@@ -219,6 +264,7 @@ def test_a_stream_is_no_data_set(tmp_path: Path) -> None:
 
 HUB_SCRIPT = """
 import sys
+import tarfile
 from tcm.data import StreamBatches, open_stream
 for name in sys.argv[1:]:
     stream = open_stream(name)

@@ -14,7 +14,7 @@ from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Pixels
 from tcm.data.limits import check_zip_entry
 from tcm.data.pictures import ZIP_ERRORS
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, open_regular
 
 # What numpy's reader of headers raises for damaged ones, found by fuzzing.
 _HEADER_ERRORS = (
@@ -64,7 +64,7 @@ def open_npz(path: Path, split: str) -> Dataset:
 
 def open_npy(path: Path) -> Dataset:
     """Open an .npy file of images, memory-mapped: uint8 [n, H, W], [n, C, H, W] or [n, H, W, C]."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         shape, fortran, dtype = _header(file, str(path))
         offset = file.tell()
     _check_length(str(path), shape, dtype, path.stat().st_size - offset)

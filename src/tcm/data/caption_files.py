@@ -18,8 +18,6 @@ FILE_KEYS = ("file_name", "file")
 TEXT_KEYS = ("text", "caption", "prompt")
 EMBEDDING = "tokens.npy"
 """The ending of the file beside an image in a shard that holds its caption's embedding."""
-LARGEST_TEXT = 65_536
-"""Bytes of a caption in a shard; what is longer is no caption."""
 MOST_MISSING = 0.1
 """The share of images that may lack a caption; they count as images without a text."""
 

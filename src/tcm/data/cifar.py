@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Indices, Pixels
+from tcm.data.limits import LARGEST_FILE
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import read_regular
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _PIXELS = 3 * 32 * 32
-_LARGEST_FILE = 1_000_000_000
 
 
 def open_cifar_folder(folder: Path, split: str) -> Dataset:
@@ -83,11 +84,7 @@ def parse_python(data: bytes, source: str) -> tuple[Pixels, Indices]:
 
 
 def _read(path: Path) -> tuple[Pixels, Indices]:
-    if path.stat().st_size > _LARGEST_FILE:
-        raise TcmError(
-            f"{path} has {path.stat().st_size:,} bytes, too many for a batch of CIFAR-10; give the right file"
-        )
-    data = path.read_bytes()
+    data = read_regular(path, LARGEST_FILE)
     return parse_python(data, str(path)) if data[:1] == b"\x80" else parse_binary(data, str(path))
 
 

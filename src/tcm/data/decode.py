@@ -5,7 +5,7 @@
 | grey, black and white              | 1 channel                                                       |
 | grey, 16 bits                      | 1 channel, round(v / 257)                                       |
 | RGB, palette, CMYK, YCbCr          | 3 channels                                                      |
-| transparency (RGBA, LA, palette)   | composited over white                                           |
+| transparency (RGBA, LA, tRNS)      | composited over white                                           |
 | several frames                     | the first frame                                                 |
 | EXIF orientation                   | not applied, as in the tools that made ImageNet-64              |
 """
@@ -121,6 +121,8 @@ def _as_grey_or_rgb(picture: Image.Image, name: str) -> Image.Image:
             raise BrokenImage(
                 f"{name} has grey values from {values.min()} to {values.max()}", "store 8 or 16 bits per value"
             )
+        if "transparency" in picture.info:
+            values[values == picture.info["transparency"]] = 65535
         return Image.fromarray(((values + 128) // 257).astype(np.uint8))
     if picture.mode == "F":
         raise BrokenImage(f"{name} holds floating-point values, whose range is unknown", "store 8 or 16 bits per value")

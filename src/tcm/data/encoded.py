@@ -6,6 +6,7 @@ part-000000/captions.json, labels.npy, tokens.npy (float16 [n, tokens, width]), 
 """
 
 import json
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tcm.data.captions import Captions, shown_captions
 from tcm.data.dataset import Annotations, ClassLabels, Dataset, Indices, Pixels, Stored
 from tcm.data.labels import DATASET_JSON
+from tcm.data.limits import LARGEST_FILE
 from tcm.foundation.errors import TcmError, describe_validation
+from tcm.foundation.files import open_regular, read_regular
 from tcm.method.conditions import ConditionKind, TextEmbeddings
 from tcm.text.autoencoders import Latents
 from tcm.text.condition import Texts
@@ -49,7 +52,7 @@ def open_encoded(folder: Path) -> "EncodedDataset":
     """The latents in a folder."""
     source = folder / DATASET_JSON
     try:
-        contents = Contents.model_validate_json(source.read_bytes())
+        contents = Contents.model_validate_json(read_regular(source))
     except ValidationError as error:
         raise describe_validation(error, str(source), Contents) from error
     return EncodedDataset(folder, contents)
@@ -87,8 +90,12 @@ class StoredTexts(Annotations):
 
     def __init__(self, rows: "_Rows", captions: Sequence[str], kind: Texts):
         self._rows, self._captions, self._kind = rows, captions, kind
-        with np.load(rows.folder / NULL, allow_pickle=False) as null:
-            self._null = torch.from_numpy(null["tokens"]), torch.from_numpy(null["mask"])
+        path = rows.folder / NULL
+        try:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as null:
+                self._null = torch.from_numpy(null["tokens"]), torch.from_numpy(null["mask"])
+        except (OSError, ValueError, EOFError, LookupError, TypeError, MemoryError, zipfile.BadZipFile) as error:
+            raise TcmError(f"{path} cannot be read ({error}); prepare the data again") from error
 
     @property
     def kind(self) -> Texts:
@@ -133,6 +140,7 @@ class _Rows:
         """An array of one part, mapped."""
         path = self.part(number) / name
         try:
+            open_regular(path).close()
             found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise TcmError(f"{path} cannot be read ({error}); prepare the data again") from error
@@ -153,7 +161,7 @@ class _Rows:
         for number in range(len(self._starts) - 1):
             path = self.part(number) / CAPTIONS
             try:
-                texts += [str(text) for text in json.loads(path.read_bytes())]
+                texts += [str(text) for text in json.loads(read_regular(path, LARGEST_FILE))]
             except (OSError, ValueError, TypeError) as error:
                 raise TcmError(f"{path} cannot be read ({error}); prepare the data again") from error
         return texts
@@ -162,10 +170,10 @@ class _Rows:
 def _annotations(rows: _Rows, contents: Contents) -> Annotations | None:
     first = rows.part(0)
     classes = None
-    if (first / LABELS).is_file():
+    if (first / LABELS).exists():
         every = np.arange(sum(contents.parts))
         classes = ClassLabels.of(rows.read(LABELS, every), str(rows.folder), contents.class_names)
-    if not (first / CAPTIONS).is_file():
+    if not (first / CAPTIONS).exists():
         return classes
     if contents.texts is not None:
         captions = rows.captions()

@@ -21,7 +21,7 @@ from tcm.data.dataset import Dataset
 from tcm.data.pictures import Pictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
-from tcm.foundation.files import write_text
+from tcm.foundation.files import read_regular, write_text
 
 KEPT = ".tcm-hashes.json"
 SETTLED = 2 * 10**9
@@ -136,7 +136,7 @@ def _keep(fingerprint: _Fingerprint, found: str) -> None:
 
 def _read(place: Path) -> dict[str, str]:
     try:
-        content = json.loads(place.read_bytes())
+        content = json.loads(read_regular(place))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict):

@@ -10,9 +10,11 @@ import numpy as np
 from tcm.data.caption_files import TEXT_KEYS, in_order
 from tcm.data.dataset import ClassLabels, Stored
 from tcm.data.decode import BrokenImage
+from tcm.data.limits import LARGEST_FILE
 from tcm.data.pictures import PackedNames, Pictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
+from tcm.foundation.files import read_regular
 
 HUB = "hf://"
 SAVED_MARKS = ("dataset_dict.json", "dataset_info.json")
@@ -109,8 +111,8 @@ def encoded_bytes(cell: Any, name: str) -> bytes:
     if cell is None or (cell["bytes"] is None and cell["path"] is None):
         raise BrokenImage(f"{name} has no image", "remove the row")
     try:
-        return bytes(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
-    except OSError as error:
+        return bytes(cell["bytes"]) if cell["bytes"] is not None else read_regular(cell["path"], LARGEST_FILE)
+    except (OSError, TcmError) as error:
         raise BrokenImage(f"{name} names an image that cannot be read ({error})", "put it there") from error
 
 

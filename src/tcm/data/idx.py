@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tcm.data.dataset import ArrayDataset, ClassLabels, Dataset, Pixels
 from tcm.data.limits import check_expansion
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import open_regular
 
 _UINT8 = 8
 _SPLIT_PREFIXES = {"train": "train-", "test": "t10k-"}
@@ -44,11 +45,12 @@ def open_idx(images: Path) -> Dataset:
 
 def read_idx(path: Path) -> Pixels:
     """Read an IDX file of bytes: 0, 0, 8, the number of dimensions, the dimensions (big-endian uint32), the values."""
-    stored = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == GZIP
-        with gzip.open(path) if packed else path.open("rb") as file:
+        stored = path.stat().st_size
+        with open_regular(path) as stream:
+            packed = stream.read(2) == GZIP
+            stream.seek(0)
+            file = gzip.GzipFile(fileobj=stream) if packed else stream
             zeros, kind, dimensions = struct.unpack(">HBB", file.read(4))
             if zeros or kind != _UINT8 or not 1 <= dimensions <= 4:
                 raise TcmError(f"{path} is not an IDX file of bytes with 1 to 4 dimensions; give one that is")

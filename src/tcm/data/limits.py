@@ -37,6 +37,11 @@ def check_zip_entry(path: Path, entry: zipfile.ZipInfo, length: int) -> None:
     check_expansion(name, entry.file_size, entry.compress_size)
 
 
+def is_hidden(name: str) -> bool:
+    """Say whether a file is hidden, or an archiver's metadata."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", ".."))
+
+
 def is_one_line(name: str) -> bool:
     """Say whether a name has no control characters."""
     return _CONTROL.search(name) is None

@@ -18,11 +18,12 @@ from tcm.data.huggingface import HUB, SAVED_MARKS, RowPictures
 from tcm.data.idx import GZIP, open_idx, open_idx_folder
 from tcm.data.images import open_images
 from tcm.data.labels import DATASET_JSON
+from tcm.data.limits import LARGEST_FILE
 from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
-from tcm.foundation.files import near_names
+from tcm.foundation.files import near_names, read_regular
 from tcm.foundation.plugins import Trust, entry_point, find_class
 from tcm.method.conditions import ConditionKind
 from tcm.text.condition import Texts
@@ -217,10 +218,10 @@ def shard_texts(folder: Path) -> Texts | None:
 
 def _described_shards(folder: Path) -> dict[str, Any]:
     source = folder / DATASET_JSON
-    if not source.is_file():
+    if not source.exists():
         return {}
     try:
-        found = json.loads(source.read_bytes())
+        found = json.loads(read_regular(source, LARGEST_FILE))
     except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not the JSON object that describes shards ({error}); fix or remove it") from error
     if not isinstance(found, dict):

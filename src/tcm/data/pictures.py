@@ -17,12 +17,14 @@ from typing import BinaryIO, cast, overload
 import numpy as np
 from PIL import Image
 
-from tcm.data.caption_files import CAPTION_FILES, LARGEST_TEXT, caption_of, captions_from, in_order
+from tcm.data.caption_files import CAPTION_FILES, caption_of, captions_from, in_order
 from tcm.data.dataset import Annotations, ClassLabels, Stored
 from tcm.data.decode import EXTENSIONS, BrokenImage, decode_picture
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
-from tcm.data.limits import LARGEST_FILE, is_one_line
+from tcm.data.limits import LARGEST_FILE, is_hidden
+from tcm.data.shards import is_plain, most_bytes, shard_samples
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import open_regular, read_regular
 
 ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -102,9 +104,7 @@ class Pictures(ABC):
 
 def is_image(name: str) -> bool:
     """Say whether a file name is that of an image: a known extension, and neither hidden nor an archiver's metadata."""
-    if os.path.splitext(name)[1].lower() not in EXTENSIONS:
-        return False
-    return not any(part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", ".."))
+    return os.path.splitext(name)[1].lower() in EXTENSIONS and not is_hidden(name)
 
 
 class FolderPictures(Pictures):
@@ -115,8 +115,10 @@ class FolderPictures(Pictures):
         names = sorted(name for name in _files_below(root) if is_image(name))
         if not names:
             raise TcmError(f"{root} holds no images ({', '.join(sorted(EXTENSIONS))}); give the folder that holds them")
-        present = [file for file in ANNOTATION_FILES if (root / file).is_file()]
-        self.annotations = annotations_of(present, lambda file: (root / file).read_bytes(), names, str(root))
+        present = [file for file in ANNOTATION_FILES if (root / file).exists()]
+        self.annotations = annotations_of(
+            present, lambda file: read_regular(root / file, LARGEST_FILE), names, str(root)
+        )
         self.names = PackedNames(names)
 
     def stored(self) -> Stored | None:
@@ -127,13 +129,11 @@ class FolderPictures(Pictures):
         """Return the bytes of file `index`."""
         path = self._root / self.names[index]
         try:
-            if path.stat().st_size > LARGEST_FILE:
-                raise BrokenImage(
-                    f"{path} has {path.stat().st_size:,} bytes; an image may have at most {LARGEST_FILE:,}"
-                )
-            return path.read_bytes()
+            return read_regular(path, LARGEST_FILE)
         except OSError as error:
             raise BrokenImage(f"{path} cannot be read ({error.strerror})") from error
+        except TcmError as error:
+            raise BrokenImage(str(error).rpartition("; ")[0]) from error
 
 
 STAGE_MARK, STAGE_FOLDERS = "starts.jsonl", ("samples", "state", "model", "roles")
@@ -165,18 +165,18 @@ class TarPictures(Pictures):
         self._shards = shards
         names, extents, keys = [], [], []
         classes: dict[str, int] = {}
-        texts: dict[str, dict[str, bytes]] = {}
+        captions: dict[str, str] = {}
         for number, shard in enumerate(shards):
-            for member, start in _members(shard):
-                key, suffix = _key_and_suffix(member.name)
-                if is_image(member.name):
-                    keys.append(f"{shard}/{key}")
-                    names.append(f"{shard.name}/{member.name}")
-                    extents.append((number, member.offset_data, member.size))
-                elif suffix == ".cls":
-                    classes[f"{shard}/{key}"] = class_number(start, f"{shard}/{member.name}")
-                elif suffix in (".txt", ".json"):
-                    texts.setdefault(f"{shard}/{key}", {})[suffix[1:]] = start
+            for sample in shard_samples(_members(shard), str(shard)):
+                key, (image, _) = f"{shard}/{sample.key}", sample.files[sample.image]
+                keys.append(key)
+                names.append(f"{shard.name}/{image.name}")
+                extents.append((number, image.offset_data, image.size))
+                starts = {suffix: start for suffix, (_, start) in sample.files.items()}
+                if "cls" in starts:
+                    classes[key] = class_number(starts["cls"], f"{key}.cls")
+                if text := caption_of(starts):
+                    captions[key] = text
         where = str(shards[0].parent)
         if not keys:
             raise TcmError(
@@ -186,7 +186,6 @@ class TarPictures(Pictures):
         if classes and missing:
             raise TcmError(f"{missing[0]} has no .cls file, though other images have one; add it or remove the image")
         labels = ClassLabels.of([classes[key] for key in keys], where, class_names) if classes else None
-        captions = {key: text for key, files in texts.items() if (text := caption_of(files))}
         self.annotations = in_order(captions, keys, where, labels) if captions else labels
         self.names = PackedNames(names)
         self._extents = np.array(extents, np.int64)
@@ -200,7 +199,7 @@ class TarPictures(Pictures):
         shard, offset, size = self._extents[index].tolist()
         if size > LARGEST_FILE:
             raise BrokenImage(f"{self.names[index]} has {size:,} bytes; an image may have at most {LARGEST_FILE:,}")
-        with self._shards[shard].open("rb") as file:
+        with open_regular(self._shards[shard]) as file:
             file.seek(offset)
             return file.read(size)
 
@@ -212,26 +211,22 @@ def class_number(text: bytes, source: str) -> int:
     return int(text)
 
 
-def _members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
-    """Yield the files in a shard, each with its first bytes: enough for a class number, or for a caption."""
-    length = shard.stat().st_size
+def _members(shard: Path) -> Iterator[tuple[str, tuple[tarfile.TarInfo, bytes]]]:
+    """Yield the files in a shard by name; of what is short, such as a class or a caption, with the content."""
     try:
+        length = shard.stat().st_size
         # Mapped: a file's read allocates what a damaged header claims, a map's read only what is there.
         with (
-            shard.open("rb") as file,
+            open_regular(shard) as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             tarfile.open(fileobj=cast(BinaryIO, mapped), mode="r:") as archive,
         ):
             for member in archive:
-                if not is_one_line(member.name):
-                    raise TcmError(
-                        f"{shard} holds a file with the name {member.name!r}; pack it again with plain names"
-                    )
                 if member.offset_data + member.size > length:
                     raise TcmError(f"{shard} ends within {member.name}; copy or download it again")
-                if member.isreg() and not member.issparse():
-                    most = LARGEST_TEXT if member.name.endswith((".txt", ".json")) else 32
-                    yield member, mapped[member.offset_data : member.offset_data + min(member.size, most)]
+                if is_plain(member):
+                    size = min(member.size, most_bytes(member.name, images=0))
+                    yield member.name, (member, mapped[member.offset_data : member.offset_data + size])
     except TcmError:
         raise
     except TAR_ERRORS as error:
@@ -242,12 +237,6 @@ def _part_of_a_run(folder: Path) -> TcmError:
     return TcmError(
         f"{folder} is part of a run, whose pictures are no photographs; give a folder that holds only images"
     )
-
-
-def _key_and_suffix(name: str) -> tuple[str, str]:
-    folder, _, base = name.rpartition("/")
-    key, dot, suffix = base.partition(".")
-    return f"{folder}/{key}", dot + suffix
 
 
 def _files_below(root: Path) -> Iterator[str]:

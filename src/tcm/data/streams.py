@@ -1,15 +1,17 @@
 """Data that come one after another: WebDataset shards (also from URLs) and Hugging Face streaming."""
 
 import hashlib
+import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from itertools import islice
 from pathlib import Path
 from time import sleep
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -18,7 +20,7 @@ from PIL import Image
 
 from tcm.data.caption_files import EMBEDDING, caption_of
 from tcm.data.dataset import ClassLabels, Pixels, named_classes
-from tcm.data.decode import EXTENSIONS, BrokenImage, channels_of, decode_picture, pixels_of
+from tcm.data.decode import BrokenImage, channels_of, decode_picture, pixels_of
 from tcm.data.encoded import is_encoded
 from tcm.data.huggingface import (
     HUB,
@@ -29,6 +31,7 @@ from tcm.data.huggingface import (
     text_column,
     without_decoding,
 )
+from tcm.data.limits import LARGEST_FILE
 from tcm.data.opening import (
     check_channels,
     is_class,
@@ -37,8 +40,10 @@ from tcm.data.opening import (
     shard_class_names,
 )
 from tcm.data.pictures import TAR_ERRORS, class_number
+from tcm.data.shards import ShardSample, is_plain, most_bytes, shard_samples
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
+from tcm.foundation.files import open_regular
 from tcm.method.conditions import Condition, ConditionKind
 from tcm.text.autoencoders import Latents
 
@@ -265,34 +270,45 @@ def _names_and_sizes(files: list[str]) -> str:
 
 
 def _shard_samples(shard: str) -> Iterator[Sample]:
-    for members in _downloaded(shard) if shard.startswith(("http://", "https://")) else _opened(shard):
-        name = f"{shard}/{members['__key__']}"
-        images = [data for suffix, data in members.items() if f".{suffix}" in EXTENSIONS]
-        if len(images) > 1:
-            raise TcmError(f"{name} has {len(images)} images; a sample must have exactly one")
-        if images:
-            label = class_number(members["cls"], f"{name}.cls") if "cls" in members else None
-            yield Sample(name, images[0], label, caption_of(members), members.get(EMBEDDING))
+    """A shard that is cut between two files must not pass for a whole one: the last sample waits until it is."""
+    with _opened(shard) as file:
+        last: ShardSample[bytes] | None = None
+        for sample in shard_samples(_files_in(file), shard):
+            if last is not None:
+                yield _sample_of(last, shard)
+            last = sample
+        if isinstance(file, HTTPResponse):
+            file.read()
+            if file.length:
+                raise EOFError(f"{file.length} bytes are missing")
+        if last is not None:
+            yield _sample_of(last, shard)
 
 
-def _opened(shard: str) -> Iterator[dict[str, Any]]:
-    yield from _webdataset().tarfile_samples([{"url": shard}])
+def _sample_of(found: ShardSample[bytes], shard: str) -> Sample:
+    name, data = f"{shard}/{found.key}", found.files[found.image]
+    label = class_number(found.files["cls"], f"{name}.cls") if "cls" in found.files else None
+    problem = f"{name} has more than {LARGEST_FILE:,} bytes" if len(data) > LARGEST_FILE else ""
+    return Sample(name, data, label, caption_of(found.files), found.files.get(EMBEDDING), problem)
 
 
-def _downloaded(shard: str) -> Iterator[dict[str, Any]]:
-    """As webdataset does it, but without curl: a signal to this run would end curl within a shard, and a shard that is
-    cut between two files would pass for a whole one."""
-    tariterators = _webdataset()
-    with urlopen(shard, timeout=PATIENCE) as response:
-        files = tariterators.tar_file_expander([{"url": shard, "stream": response}])
-        last: list[dict[str, Any]] = []
-        for members in tariterators.group_by_keys(files):
-            yield from last
-            last = [members]
-        response.read()
-        if response.length:
-            raise EOFError(f"{response.length} bytes are missing")
-        yield from last  # only now is it known to have all its files
+def _files_in(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fileobj=file, mode="r|*") as archive:
+        for member in archive:
+            if is_plain(member) and (content := archive.extractfile(member)) is not None:
+                yield member.name, content.read(min(member.size, most_bytes(member.name)))
+            archive.members = []  # type: ignore[attr-defined]  # it would keep one for each file
+
+
+def _opened(shard: str) -> AbstractContextManager[IO[bytes]]:
+    """webdataset opens addresses, but would open a special file, and runs a command for some names of local files.
+    A signal to this run would end its curl within a shard."""
+    if shard.startswith(("http://", "https://")):
+        opened: IO[bytes] = urlopen(shard, timeout=PATIENCE)
+        return opened
+    if "://" not in shard:
+        return open_regular(shard)
+    return cast(AbstractContextManager[IO[bytes]], _webdataset().gopen(shard))
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -304,7 +320,7 @@ def _expanded(pattern: str) -> list[str]:
 
 def _webdataset() -> Any:
     try:
-        from webdataset import tariterators
+        import webdataset
     except ImportError as error:
         raise TcmError(f"WebDataset streams need more packages; {how_to_install('data')}") from error
-    return tariterators
+    return webdataset

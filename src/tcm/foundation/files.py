@@ -39,10 +39,10 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_regular(path: str | Path, most: int = LARGEST_CONFIG) -> bytes:
     """The content of a regular file of at most so many bytes."""
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise TcmError(f"{path} has more than the {most:,} bytes that such a file may have; remove it")
-    return data
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise TcmError(f"{path} has {size:,} bytes; such a file may have at most {most:,}: remove it")
+        return file.read(size)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import read_regular
 from tcm.foundation.plugins import Trust
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
 from tcm.weights.card import CONFIG_FILE, FILES, ModelCard, Provenance
@@ -86,10 +87,10 @@ def is_run(path: Path) -> bool:
 def stages_elsewhere(run: Path) -> dict[str, Path]:
     """The folders of those of a run's stages that are elsewhere, in the run's order."""
     path = run / ELSEWHERE_FILE
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        return {str(name): (run / folder).resolve() for name, folder in json.loads(path.read_bytes()).items()}
+        return {str(name): (run / folder).resolve() for name, folder in json.loads(read_regular(path)).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise TcmError(
             f"{path} does not say where the run's stages are ({error}); run the study again to rewrite it"

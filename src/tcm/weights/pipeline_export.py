@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tcm.foundation.devices import fp32_products
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import new_folder
+from tcm.foundation.files import new_folder, read_regular
 from tcm.foundation.randomness import SampleStreams
 from tcm.method.sampling import ConsistencySampler
 from tcm.networks.diffusers_unet import DiffusersUNet, NoiseSchedule
@@ -138,7 +138,7 @@ def _scheduler(noise: NoiseSchedule, prediction: str) -> Any:
 
 def _write_index(source: Path, folder: Path) -> None:
     """The source's model_index.json with our scheduler, and without the parts that are left out."""
-    index = json.loads((source / INDEX_FILE).read_bytes())
+    index = json.loads(read_regular(source / INDEX_FILE))
     left_out = ("safety_checker", "feature_extractor", "image_encoder")
     index |= {part: [None, None] for part in left_out} | {"requires_safety_checker": False}
     index |= {"_class_name": "StableDiffusionPipeline", "scheduler": ["diffusers", "LCMScheduler"]}

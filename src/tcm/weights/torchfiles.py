@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import open_regular
 from tcm.weights.pickles import Constructor, Global, Machine, Record, Refused, refusal, shown
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -272,7 +273,9 @@ def count_zip_entries(mapped: mmap.mmap) -> int:
 def map_file(path: Path) -> mmap.mmap:
     """The bytes of a file, mapped: nothing is read before it is needed."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except TcmError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise TcmError(f"{path}: cannot be read ({error}); give the path of a checkpoint file") from error
