@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import writers
-from PIL import Image
+from PIL import Image, features
 
 from tcm.cli import main
+from tcm.data.decode import EXTENSIONS
 
 IMAGES = writers.sample_pixels(12, height=16, width=16)
 
@@ -133,3 +134,22 @@ def test_fetch_finds_and_verifies_what_is_there(tcm: Tcm, tmp_path: Path) -> Non
     done = tcm("fetch", "mnist", "--out", "mnist.npz")
     assert done.exit_code == 2
     assert "delete it and fetch again" in done.stderr
+
+
+@pytest.mark.filterwarnings("always::tcm.foundation.errors.TcmWarning")
+def test_info_of_a_folder_of_any_photographs(tcm: Tcm, tmp_path: Path) -> None:
+    """Several sizes and colours, as a phone leaves them; what is no image that can be read is counted by its ending."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number, (mode, size) in enumerate([("RGB", (40, 50)), ("L", (64, 33)), ("RGB", (32, 32))]):
+        Image.new(mode, size, 77).save(folder / f"{number}.jfif", "JPEG")
+    for name in ("a.heic", "b.HEIC", "c.mov", "notes.txt", ".DS_Store"):
+        (folder / name).write_bytes(b"x")
+    done = tcm("info", "d", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["shape"] == [3, 32, 32]
+    assert done.stderr.count("2 .heic, 1 .mov") == 1
+    assert "as `tcm plan` prepares them" in done.stderr
+    assert ".txt" not in done.stderr
+    assert (".avif" in EXTENSIONS) == features.check("avif")
+    assert not {".eps", ".pdf", ".ps", ".svg"} & EXTENSIONS

@@ -68,21 +68,21 @@ def info(
     """Show what is in a data set, and write a picture of samples from it."""
     import json
     from dataclasses import asdict
+    from tempfile import TemporaryDirectory
 
     import numpy as np
     from rich.console import Console
 
-    from tcm.data import open_dataset, save_grid, summarize
+    from tcm.data import save_grid, summarize
 
-    with Console(stderr=True).status(f"reading {path}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", TcmWarning)  # what was left out is in the table
-        dataset = open_dataset(path, split=split, channels=channels, skip_broken=skip_broken)
+    with TemporaryDirectory() as place, Console(stderr=True).status(f"reading {path}"):
+        dataset, broken = _in_one_form(path, split, channels, skip_broken, Path(place) / "data.zip")
         if dataset.latents is not None:
             _say_latents(path, dataset, dataset.latents, as_json)
             return
-        summary = summarize(dataset)
-    spread = np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64)
-    save_grid(grid, dataset.pixels(spread), columns=min(8, dataset.count), scale=max(1, 64 // max(dataset.shape[1:])))
+        summary = replace(summarize(dataset), skipped=(*dataset.skipped, *broken))
+        pixels = dataset.pixels(np.linspace(0, dataset.count - 1, min(64, dataset.count)).astype(np.int64))
+    save_grid(grid, pixels, columns=min(8, dataset.count), scale=max(1, 64 // max(dataset.shape[1:])))
     if as_json:
         classes = [{"name": name, "count": count} for name, count in summary.class_counts]
         figures = {"data": path} | asdict(summary) | {"class_counts": classes, "samples": str(grid)}
@@ -91,6 +91,32 @@ def info(
     Console().print(_table(path, summary))
     _name_skipped(summary.skipped)
     _say(f"64 samples: {grid}" if dataset.count >= 64 else f"all images: {grid}")
+
+
+def _in_one_form(
+    path: str, split: str, channels: int | None, skip_broken: bool, prepared: Path
+) -> tuple[Dataset, list[Broken]]:
+    """A data set; images of several sizes or colours are first `prepared` in one form, as `tcm plan` does it."""
+    from tcm.data import open_dataset
+    from tcm.data.opening import check_channels, open_pictures
+    from tcm.data.pictures import Pictures
+    from tcm.data.prepare import Preparation, one_small_form, prepared_images, survey, write_prepared
+
+    check_channels(channels)
+    pictures = open_pictures(path, split)
+    found = survey(pictures) if isinstance(pictures, Pictures) else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TcmWarning)  # said when the pictures were opened; what was left out is shown
+        if found is None or (found.size is not None and (found.same_channels or channels is not None)):
+            return open_dataset(path, split=split, channels=channels, skip_broken=skip_broken), []
+        form = replace(one_small_form(found), channels=channels or found.channels)
+        preparation = Preparation(pictures, form)
+        images = prepared_images(preparation, skip_broken, os.cpu_count() or 1)
+        _, broken = write_prepared(prepared, images, preparation.annotations)
+    warnings.warn(
+        f"{path}: images of several kinds, shown as `tcm plan` prepares them: {form}", TcmWarning, stacklevel=2
+    )
+    return open_dataset(prepared), broken
 
 
 def _say_latents(path: str, dataset: Dataset, latents: Latents, as_json: bool) -> None:

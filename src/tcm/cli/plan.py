@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tcm.foundation.processes import Processes
     from tcm.planning.plan import PlannedRecipe
 
-LARGEST, SIDE = 64, 32
-"""Images with a side longer than LARGEST are cropped and scaled to SIDE × SIDE, which trains within hours on a CPU."""
+LARGEST = 64
+"""Images with a longer side are made smaller, so that they train within hours on a CPU."""
 
 USUAL_BUDGET = "1h"
 LONGEST_BUDGET = 8760 * 3600
@@ -70,15 +70,14 @@ def planned(data: str, seconds: float, processes: Processes, prepared: Path) -> 
 def prepared_data(data: str, target: Path) -> str:
     """The path of data whose images are all of one small size: the data itself, or a zip made from it."""
     from tcm.data.opening import open_pictures
-    from tcm.data.prepare import Crop, Form, survey
+    from tcm.data.prepare import one_small_form, survey
 
     pictures = open_pictures(data)
     found = survey(pictures)
     if found.size is not None and max(found.size) <= LARGEST and found.same_channels:
         return source_of(data)
     target.parent.mkdir(parents=True, exist_ok=True)
-    form = Form((SIDE, SIDE), Crop.CENTER, found.channels)
-    write_in_form(pictures, form, target, skip_broken=True, workers=os.cpu_count() or 1)
+    write_in_form(pictures, one_small_form(found), target, skip_broken=True, workers=os.cpu_count() or 1)
     return str(target.absolute())
 
 

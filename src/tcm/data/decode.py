@@ -21,9 +21,12 @@ from tcm.data.dataset import Pixels
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import LARGEST_PICTURE
 
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
-
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_RASTERS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
+"""Formats that hold pixels and nothing that is run, as PostScript would be."""
+_REGISTERED = Image.registered_extensions()
+_FORMATS = tuple(name for name in _RASTERS if name in Image.OPEN)
+EXTENSIONS = frozenset(ending for ending, name in _REGISTERED.items() if name in _FORMATS and ending != ".pfm")
+"""The endings of images that this Pillow can read; a .pfm holds floating-point values."""
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 _GREY = ("1", "L", *_GREY_16)
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")

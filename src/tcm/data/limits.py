@@ -1,10 +1,14 @@
 """Limits on what a file may claim to hold."""
 
 import re
+import warnings
 import zipfile
-from pathlib import Path
+from collections import Counter
+from collections.abc import Collection, Iterable
+from mimetypes import guess_type
+from pathlib import Path, PurePosixPath
 
-from tcm.foundation.errors import TcmError
+from tcm.foundation.errors import TcmError, TcmWarning
 
 MEGABYTE = 2**20
 LARGEST_FILE = 256 * MEGABYTE
@@ -40,6 +44,24 @@ def check_zip_entry(path: Path, entry: zipfile.ZipInfo, length: int) -> None:
 def is_hidden(name: str) -> bool:
     """Say whether a file is hidden, or an archiver's metadata."""
     return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", ".."))
+
+
+def warn_of_unread(names: Iterable[str], known: Collection[str], where: str) -> None:
+    """Warn, by their endings, of files beside images that are neither images nor texts."""
+    endings = (PurePosixPath(name).suffix.lower() for name in names if not is_hidden(name))
+    count = Counter(ending for ending in endings if ending and ending not in known and not _is_text(ending))
+    if count:
+        said = ", ".join(f"{number:,} {ending}" for ending, number in count.most_common(5))
+        warnings.warn(
+            f"{where}: skipped {said}, which cannot be read here; convert them to .png or .jpg, or remove them",
+            TcmWarning,
+            stacklevel=4,
+        )
+
+
+def _is_text(ending: str) -> bool:
+    kind = guess_type(f"a{ending}")[0] or ""
+    return kind.startswith("text/") or kind == "application/json" or ending in (".jsonl", ".toml", ".yaml", ".yml")
 
 
 def is_one_line(name: str) -> bool:

@@ -21,7 +21,7 @@ from tcm.data.caption_files import CAPTION_FILES, caption_of, captions_from, in_
 from tcm.data.dataset import Annotations, ClassLabels, Stored
 from tcm.data.decode import EXTENSIONS, BrokenImage, decode_picture
 from tcm.data.labels import DATASET_JSON, LABELS_CSV, labels_from_csv, labels_from_folders, labels_from_json
-from tcm.data.limits import LARGEST_FILE, is_hidden
+from tcm.data.limits import LARGEST_FILE, is_hidden, warn_of_unread
 from tcm.data.shards import is_plain, most_bytes, shard_samples
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import open_regular, read_regular
@@ -112,13 +112,13 @@ class FolderPictures(Pictures):
 
     def __init__(self, root: Path):
         self._root = root
-        names = sorted(name for name in _files_below(root) if is_image(name))
+        present = sorted(_files_below(root))
+        warn_of_unread(present, EXTENSIONS, str(root))
+        names = [name for name in present if is_image(name)]
         if not names:
             raise TcmError(f"{root} holds no images ({', '.join(sorted(EXTENSIONS))}); give the folder that holds them")
-        present = [file for file in ANNOTATION_FILES if (root / file).exists()]
-        self.annotations = annotations_of(
-            present, lambda file: read_regular(root / file, LARGEST_FILE), names, str(root)
-        )
+        present = [file for file in ANNOTATION_FILES if os.path.lexists(root / file)]
+        self.annotations = annotations_of(present, lambda file: _annotation(root / file), names, str(root))
         self.names = PackedNames(names)
 
     def stored(self) -> Stored | None:
@@ -156,6 +156,13 @@ def annotations_of(
     if captions is not None:
         return captions_from(captions, read(captions), names, f"{where}/{captions}", classes)
     return classes if present else labels_from_folders(names, where)
+
+
+def _annotation(path: Path) -> bytes:
+    try:
+        return read_regular(path, LARGEST_FILE)
+    except OSError as error:
+        raise TcmError(f"{path} cannot be read ({error.strerror}); fix or remove it") from error
 
 
 class TarPictures(Pictures):

@@ -148,6 +148,11 @@ def usual_form(found: Survey, size: tuple[int, int] | None = None) -> Form:
     return Form(size, Crop.NONE if size is None else Crop.CENTER, found.channels)
 
 
+def one_small_form(found: Survey) -> Form:
+    """The form for pictures that were not made for a network: squares that train within hours on a CPU."""
+    return Form((32, 32), Crop.CENTER, found.channels)
+
+
 @dataclass(frozen=True)
 class Prepared:
     """One prepared image: its number and name in the source, and its PNG, or why there is none."""

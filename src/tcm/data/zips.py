@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tcm.data.dataset import Stored
 from tcm.data.decode import EXTENSIONS, BrokenImage
-from tcm.data.limits import LARGEST_FILE, check_zip_entry
+from tcm.data.limits import LARGEST_FILE, check_zip_entry, warn_of_unread
 from tcm.data.pictures import ANNOTATION_FILES, ZIP_ERRORS, PackedNames, Pictures, annotations_of, is_image
 from tcm.foundation.errors import TcmError
 
@@ -41,6 +41,7 @@ class ZipPictures(Pictures):
         length = path.stat().st_size
         for entry in files.values():
             _check(path, entry, length)
+        warn_of_unread(files, EXTENSIONS, str(path))
         names = sorted(name for name in files if is_image(name))
         if not names:
             raise TcmError(f"{path} holds no images ({', '.join(sorted(EXTENSIONS))}); give a zip that does")

@@ -41,7 +41,7 @@ def read_regular(path: str | Path, most: int = LARGEST_CONFIG) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise TcmError(f"{path} has {size:,} bytes; such a file may have at most {most:,}: remove it")
+            raise TcmError(f"{path} has {size:,} bytes, more than the {most:,} that such a file may have; remove it")
         return file.read(size)
 
 
