@@ -240,8 +240,8 @@ def open_stream(
     """Open a stream: a folder of .tar shards, paths or URLs with braces (`https://.../{000..099}.tar`), or `hf://owner/name`;
     or your own class, `module:Class`.
 
-    Needs the extra `data`. `class_names` are for a stream that has labels and no names for them; shards have
-    names if `tcm data prepare` wrote a dataset.json next to them.
+    All but a folder of shards needs the extra `data`. `class_names` are for a stream that has labels and no names for
+    them; shards have names if `tcm data prepare` wrote a dataset.json next to them.
     """
     name = str(where)
     folder = Path(where)
