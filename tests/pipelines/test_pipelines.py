@@ -171,6 +171,44 @@ def test_a_second_time_between_two_timesteps(pipeline: Path, tmp_path: Path) -> 
     assert "between two timesteps" not in (tmp_path / "exact" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("kind", ["pipeline", "v_pipeline"])
+def test_an_export_is_read_back_as_the_model_that_it_is(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """Its method, sampler and times, also when its scheduler is replaced by that of a diffusion model."""
+    trained = student(request.getfixturevalue(kind))
+    card = trained.card.model_copy(update={"kind": "truncated", "t_min": 0.9, "t_max": 14.6146})
+    model = Model.fresh(card)
+    model.denoiser.load_state_dict(trained.denoiser.state_dict())
+    export_pipeline(model, tmp_path / "exported")
+    entry = {"scheduler": ["diffusers", "PNDMScheduler"]}
+    for folder in (tmp_path / "exported", changed(tmp_path / "exported", tmp_path / "swapped", INDEX, **entry)):
+        again = tcm.load(folder)
+        assert again.card == card.model_copy(
+            update={"latents": again.card.latents, "provenance": again.card.provenance}
+        )
+        assert again.card.latents.vae_hash == card.latents.vae_hash
+        assert inspect(folder) == again.card
+        for steps in (1, 2):
+            assert torch.equal(again.sample(prompts=PROMPTS, steps=steps), model.sample(prompts=PROMPTS, steps=steps))
+
+
+def test_few_step_models_of_others_are_refused(pipeline: Path, tmp_path: Path) -> None:
+    """Their UNets are no diffusion models; diffusers saves an export of ours without the note that says what it is."""
+    export_pipeline(student(pipeline), tmp_path / "exported")
+    loaded(tmp_path / "exported").save_pretrained(tmp_path / "saved")
+    lcm, tcd = {"_class_name": "LCMScheduler"}, {"scheduler": ["diffusers", "TCDScheduler"]}
+    for folder, scheduler in (
+        (tmp_path / "saved", "LCMScheduler"),
+        (changed(pipeline, tmp_path / "lcm", SCHEDULER, **lcm), "LCMScheduler"),
+        (changed(pipeline, tmp_path / "tcd", INDEX, **tcd), "TCDScheduler"),
+        (changed(tmp_path / "lcm", tmp_path / "dreamshaper", UNET_CONFIG, time_cond_proj_dim=256), "LCMScheduler"),
+    ):
+        for read in (inspect, tcm.load):
+            with pytest.raises(TcmError, match=rf"is made for {scheduler}, .* the model folder that this one was"):
+                read(folder)
+
+
 def test_what_cannot_be_exported(pipeline: Path, tmp_path: Path) -> None:
     with pytest.raises(TcmError, match="is a diffusion model, which needs many steps"):
         export_pipeline(tcm.load(pipeline), tmp_path / "out")
@@ -278,6 +316,7 @@ INDEX, UNET_CONFIG, SCHEDULER = "model_index.json", "unet/config.json", "schedul
         (UNET_CONFIG, {"block_out_channels": "many"}, r"unet/config.json: block_out_channels"),
         (SCHEDULER, {"prediction_type": "sample"}, "prediction_type='sample' is not supported"),
         (SCHEDULER, {"rescale_betas_zero_snr": True}, "the scheduler has rescale_betas_zero_snr"),
+        (SCHEDULER, {"beta_start": None}, "beta_start cannot be unset"),
         (SCHEDULER, {"beta_schedule": "squaredcos_cap_v2"}, r"other: scheduler/scheduler_config.json: beta_schedule"),
     ],
 )

@@ -122,6 +122,17 @@ def test_all_stages(finished: Path, pipeline: Path, tmp_path: Path) -> None:
     assert "timesteps=[999, 563]" in (tmp_path / "exported" / "README.md").read_text()
 
 
+def test_an_export_is_no_teacher(finished: Path, written: Path, data: Path, tmp_path: Path) -> None:
+    """It is the truncated model, whose t' is not where the noise of its pipeline begins."""
+    exported = str(tmp_path / "exported")
+    ended = CliRunner().invoke(app, ["export", str(finished), "--to", "diffusers", "--out", exported])
+    assert ended.exit_code == 0, ended.output
+    recipe = fitted_to(resolve(str(written), [*SMALL, f"data.path={data}"]), exported)
+    assert recipe.t_min == 0.0291672
+    with pytest.raises(TcmError, match=r"consistency\.teacher=init is a consistency model, .* needs a diffusion model"):
+        train(recipe, tmp_path / "run", RunOptions(init=exported))
+
+
 def test_report(finished: Path) -> None:
     """Its grid begins with the pipeline itself, plain and guided as in the recipe, for the recipe's prompts."""
     observed = observe_run(read_run(finished))

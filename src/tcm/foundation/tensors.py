@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from threading import get_ident
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,13 +27,26 @@ Shapes = Mapping[str, Sequence[int]]
 
 def shapes_in(path: Path) -> Shapes:
     """The tensors of a safetensors file by name, from its header alone."""
+    with _opened(path) as opened:
+        return {name: opened.get_slice(name).get_shape() for name in list(opened.keys())}
+
+
+def metadata_in(path: Path) -> dict[str, str]:
+    """What a safetensors file says of itself in its header."""
+    with _opened(path) as opened:
+        return opened.metadata() or {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, of which only the header is read yet."""
     with _reading(path):
         with open_regular(path) as file:
             header = int.from_bytes(file.read(8), "little")
         if header > LARGEST_HEADER:
             raise TcmError(f"{path} is damaged (its header claims {header:,} bytes); copy or download it again")
         with safe_open(path, "pt") as opened:
-            return {name: opened.get_slice(name).get_shape() for name in list(opened.keys())}
+            yield opened
 
 
 def shapes_for_library(folder: str | Path) -> list[Sequence[int]]:

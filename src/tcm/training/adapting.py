@@ -53,7 +53,9 @@ def fitted_to(recipe: Recipe, init: str | None, given: Set[str] = frozenset()) -
     if find_pipeline(init) is None:
         return recipe
     card, own = inspect(init), tomllib.loads(to_toml(recipe))
-    keys = {"image_shape", "condition", "latents", "sigma_data", "t_min", "t_max", "network"}
+    keys = {"image_shape", "condition", "latents", "sigma_data", "t_max", "network"}
+    if not card.sampler.generates_at_once:
+        keys.add("t_min")  # a consistency model's own may be a t', not where the pipeline's noise begins
     changes = card.model_dump(mode="json", include=keys)
     kept = {*given, *(f"network.{key}" for key in recipe.network.free_keys), "condition.prompts", "condition.negative"}
     for key in kept:

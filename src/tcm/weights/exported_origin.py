@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
-from tcm.method.sampling import ConsistencySampler, HeunSampler
+from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.weights.card import HighestTime, LowestTime, ModelCard, Provenance
 
 ORIGIN_KEY = "truncated_consistency"
@@ -25,6 +25,10 @@ class Origin(BaseModel):
     second_time: float | None = Field(default=None, description="none for a diffusion model")
     class_names: tuple[str, ...] = ()
     provenance: Provenance = Provenance()
+
+    @property
+    def sampler(self) -> Sampler:
+        return HeunSampler() if self.second_time is None else ConsistencySampler(second_time=self.second_time)
 
 
 def origin_of(card: ModelCard) -> Origin | None:

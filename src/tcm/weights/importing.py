@@ -14,7 +14,6 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 from tcm.foundation.tensors import shapes_in, tensors_in
 from tcm.method.conditions import Classes, ConditionKind
-from tcm.method.sampling import ConsistencySampler, HeunSampler, Sampler
 from tcm.networks import ImageShape, networks
 from tcm.weights.arguments import arguments_of_module, arguments_of_tensors, arguments_of_text, published_network
 from tcm.weights.card import CONFIG_FILE, WEIGHTS_FILE, ModelCard, Provenance
@@ -123,12 +122,11 @@ def _built(found: Found, origin: Origin, path: Path) -> Imported:
         if condition is not None and origin.class_names:
             condition = Classes(condition.count, origin.class_names)
     denoiser.t_min, denoiser.t_max = origin.t_min, origin.t_max
-    head, second = denoiser.uncertainty, origin.second_time
-    sampler: Sampler = HeunSampler() if second is None else ConsistencySampler(second_time=second)
+    head = denoiser.uncertainty
     with _errors_of(path):
         card = ModelCard(
             kind=origin.kind,
-            sampler=sampler,
+            sampler=origin.sampler,
             network=config,
             image_shape=image_shape,
             condition=condition,

@@ -16,6 +16,8 @@ from tcm.method.sampling import ConsistencySampler
 from tcm.networks.diffusers_unet import DiffusersUNet, NoiseSchedule
 from tcm.text.condition import Texts
 from tcm.text.pipeline_folders import INDEX_FILE, find_pipeline
+from tcm.weights.card import ModelCard
+from tcm.weights.exported_origin import ORIGIN_KEY, origin_of
 from tcm.weights.model import Model
 from tcm.weights.pipelines import UNET_FILE
 
@@ -45,7 +47,7 @@ def export_pipeline(model: Model, folder: Path) -> float:
     with new_folder(folder) as aside:
         for part in COPIED:
             shutil.copytree(source / part, aside / part)
-        _write_unet(network, aside / "unet")
+        _write_unet(network, model.card, aside / "unet")
         _scheduler(network.config.noise, network.config.prediction).save_pretrained(aside / "scheduler")
         _write_index(source, aside)
         if network.config.lora is not None:
@@ -111,14 +113,17 @@ def _source(model: Model) -> Path:
     return found
 
 
-def _write_unet(network: DiffusersUNet, folder: Path) -> None:
+def _write_unet(network: DiffusersUNet, card: ModelCard, folder: Path) -> None:
+    """The UNet as diffusers reads it; the file's metadata says which consistency model it is, for us to read."""
     from diffusers import UNet2DConditionModel
 
     with torch.device("meta"):
         unet = UNet2DConditionModel(**network.config.arguments)
     unet.save_config(folder)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in network.merged().items()}
-    save_file(tensors, folder / UNET_FILE, metadata={"format": "pt"})
+    origin = origin_of(card)
+    assert origin is not None, "its sampler was checked"
+    save_file(tensors, folder / UNET_FILE, metadata={"format": "pt", ORIGIN_KEY: origin.model_dump_json()})
 
 
 def _scheduler(noise: NoiseSchedule, prediction: str) -> Any:
