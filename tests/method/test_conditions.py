@@ -142,6 +142,7 @@ def test_how_classes_are_shown() -> None:
 def test_what_a_class_conditional_model_takes() -> None:
     assert Classes(3).takes(Labels(torch.tensor([0, 2, -1])))
     assert not Classes(3).takes(Labels(torch.tensor([0, 3])))
+    assert not Classes(3).takes(Labels(torch.tensor([0, -5])))
     assert not Classes(3).takes(texts(2))
     assert Classes(2).takes(mixes(2))
     assert not Classes(3).takes(mixes(2))

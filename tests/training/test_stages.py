@@ -18,6 +18,7 @@ from tcm.recipes.schema import DataSpec, Recipe
 from tcm.recipes.stages.consistency import ConsistencyStage
 from tcm.recipes.stages.truncated import TruncatedStage
 from tcm.training.run import Run, RunOptions
+from tcm.training.stage_models import card_of
 from tcm.weights.exporting import export_state_dict
 from tcm.weights.importing import import_checkpoint
 
@@ -34,6 +35,13 @@ def test_a_finished_run(finished: Path) -> None:
         expected = ["step-0000012.png"] if name == "diffusion" else ["step-0000006.png", "step-0000012.png"]
         assert [picture.name for picture in pictures] == expected
         assert Image.open(pictures[-1]).size == (8 * 9 * 4 - 4, 8 * 9 * 4 - 4)
+
+
+def test_a_card_says_whether_the_null_condition_was_learnt() -> None:
+    recipe = resolve("digits", ["diffusion.label_dropout=0.1", "truncated.label_dropout=0.1"])
+    cards = [card_of(recipe, name, (1, 8, 8), Classes(10)) for name in STAGES]
+    assert [card.labels for card in cards] == [range(-1, 10), range(10), range(-1, 10)]
+    assert not card_of(recipe, "truncated", (1, 8, 8), None).labels
 
 
 def test_the_digits_recipe(launcher: Launcher, tmp_path: Path) -> None:

@@ -111,8 +111,11 @@ def test_the_adapter_of_our_package(tmp_path: Path, edm2: tcm.Model) -> None:
     for again in (pipeline, DiffusionPipeline.from_pretrained(tmp_path / "saved")):
         for steps in (1, 2):
             torch.testing.assert_close(piped(again, steps, [0, 1, 2, 3]), sampled(edm2, steps), atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match="is below 1, where this model is undefined"):
+    with pytest.raises(ValueError, match=r"num_inference_steps must be 1 or 2: .* below t=1, where"):
         piped(pipeline, 3, [0, 1, 2, 3])
+    for wrong in (-5, -1, 5):
+        with pytest.raises(ValueError, match=rf"class_labels=.*{wrong}\] must lie between 0 and 4"):
+            piped(pipeline, 1, [0, 1, 2, wrong])
 
 
 def test_the_command(tmp_path: Path, ddpmpp: tcm.Model) -> None:

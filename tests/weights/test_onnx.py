@@ -4,16 +4,23 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx_comparing import largest_difference, largest_level, metadata
+import torch
+from onnx_comparing import largest_difference, largest_level, metadata, run
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from small_models import EDM2, small_model
 from text_network import TextConfig, Texts
 
 import tcm
 from tcm.foundation.errors import TcmError
+from tcm.method.conditions import ConditionKind
+from tcm.networks import NetworkConfig
+from tcm.networks.text_unet import TextUNetConfig
 from tcm.weights import onnx_export
-from tcm.weights.onnx_export import export_onnx
+from tcm.weights.onnx_export import export_onnx, function_graph
 from tcm.weights.onnx_graphs import condition_inputs
 
 pytestmark = pytest.mark.long
@@ -46,6 +53,45 @@ def test_an_edm2_with_classes_in_fp16(tmp_path: Path) -> None:
         assert largest_level(sampler.path, model, steps, 4, labels) <= 2
     assert json.loads(metadata(f.path)["condition"])["names"] == list(condition.names)
     assert metadata(f.path)["precision"] == "fp16"
+
+
+def test_labels_that_the_model_does_not_know_are_refused(tmp_path: Path) -> None:
+    """No class (−1) is known only to a model that was trained without its classes too; −5 and 99 to none."""
+    for name, extra, labels in (("without", {}, [0, 1, 2]), ("with", {"knows_null": True}, [-1, 0, 1, 2])):
+        network = tcm.DDPMppConfig(channels=8, channel_mult=(1,), blocks=1, attention=())
+        model = small_model(network, tcm.Classes(3), extra=extra)
+        f, one, two = export_onnx(model, tmp_path / name)
+        chosen = tcm.Labels(torch.tensor(labels))
+        for file in (f, one, two):
+            assert json.loads(metadata(file.path)["labels"]) == labels
+        assert largest_difference(f.path, model, len(labels), chosen) < 1e-5
+        assert largest_level(one.path, model, 1, len(labels), chosen) <= 1
+        none = {"noise": torch.zeros(0, 3, 8, 8), "noise_2": torch.zeros(0, 3, 8, 8)}
+        assert run(two.path, **none, label=torch.zeros(0, dtype=torch.long)).shape == (0, 3, 8, 8)
+        for label in {-5, -4, -1, 3, 99} - set(labels):
+            wrong = torch.tensor([0, label])
+            with pytest.raises(InvalidArgument, match="out of data bounds"):
+                run(f.path, x=torch.zeros(2, 3, 8, 8), t=torch.ones(2), label=wrong)
+            with pytest.raises(InvalidArgument, match="out of data bounds"):
+                run(two.path, noise=torch.zeros(2, 3, 8, 8), noise_2=torch.zeros(2, 3, 8, 8), label=wrong)
+
+
+@pytest.mark.parametrize(
+    ("network", "condition"),
+    [
+        (tcm.DDPMppConfig(channels=16, channel_mult=(1,), blocks=1, attention=()), None),
+        (TextUNetConfig(channels=16, channel_mult=(1,), blocks=1, attention=()), tcm.Texts("", 8, 4)),
+        pytest.param(EDM2, tcm.Classes(5), marks=pytest.mark.slow),
+    ],
+)
+def test_no_images(network: NetworkConfig, condition: ConditionKind) -> None:
+    """Runtimes lay out 16 channels in another way than fewer."""
+    graph = function_graph(small_model(network, condition))
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+    inputs = {given.name: np.zeros((0, *given.shape[1:]), kinds[given.type]) for given in session.get_inputs()}
+    (found,) = session.run(None, inputs)
+    assert found.shape == (0, 3, 8, 8)
 
 
 TEXTS = Texts(100)  # a weight of more than 1 kB

@@ -264,7 +264,7 @@ class Classes(ConditionKind):
     def takes(self, condition: Condition) -> bool:
         if isinstance(condition, ClassMix):
             return condition.weights.shape[1:] == (self.count,)
-        return isinstance(condition, Labels) and bool((condition.index < self.count).all())
+        return isinstance(condition, Labels) and bool(((condition.index >= -1) & (condition.index < self.count)).all())
 
     def captions(self, condition: Condition) -> list[str]:
         """A class's name, or `class 3`, or `50% cat, 50% dog`; nothing where there is no class."""

@@ -17,6 +17,7 @@ from tcm.recipes.lineage import network_of, roles_of, source_stage, stages_befor
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Role
 from tcm.weights import Model, ModelCard, Provenance, find, inspect, load
+from tcm.weights.card import KNOWS_NULL
 
 ROLES = "roles"
 """The folder, in a stage's, of the models of the other roles that it trains."""
@@ -197,7 +198,10 @@ def card_of(recipe: Recipe, name: str, image_shape: ImageShape, condition: Condi
         "t_max": t_max,
         "provenance": Provenance(recipe=recipe.name, stage=name, step=stage.steps),
     }
-    return ModelCard.model_validate(fields | stage.card_fields(recipe))
+    own = stage.card_fields(recipe)
+    if condition is not None and stage.null_remedy(name) is None:
+        own = own | {"extra": {KNOWS_NULL: True} | own.get("extra", {})}
+    return ModelCard.model_validate(fields | own)
 
 
 def trained_for(steps: int, card: ModelCard) -> ModelCard:
@@ -224,7 +228,7 @@ def _role_card(recipe: Recipe, name: str, key: str, card: ModelCard, given: Mode
     fields: dict[str, object] = {"network": network_of(recipe, stage, role)}
     if key != "student":
         t_min, t_max = stage.span(recipe)
-        fields |= {"t_min": t_min, "t_max": t_max}
+        fields |= {"t_min": t_min, "t_max": t_max, "extra": {KNOWS_NULL: True} if role.learns_null else {}}
         if given is not None:
             fields |= {"kind": given.kind, "sampler": given.sampler, "preconditioning": given.preconditioning}
         fields |= _said(role)

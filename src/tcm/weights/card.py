@@ -53,6 +53,9 @@ AnyPreconditioning = Annotated[
 """How f is made of the network, read in the same way; the entry points are those of `tcm.preconditionings`."""
 
 
+KNOWS_NULL = "knows_null"
+"""In a card's `extra`: true for a model that was trained without its condition too."""
+
 SigmaData = Annotated[float, Field(gt=0, le=1e6)]
 LowestTime = Annotated[float, Field(gt=0)]
 HighestTime = Annotated[float, Field(gt=0, le=1e6)]
@@ -143,6 +146,16 @@ class ModelCard(BaseModel):
         if not other.t_min < self.t_min <= other.t_max:
             raise ValueError(f"companion covers {other.t_min} to {other.t_max}, but must cover t_min={self.t_min}")
         return self
+
+    @property
+    def knows_null(self) -> bool:
+        """Whether the model was trained without its condition too, as far as its card says."""
+        return self.extra.get(KNOWS_NULL) is True
+
+    @property
+    def labels(self) -> range:
+        """The labels that a model of classes knows: from 0, or from −1, no class."""
+        return range(-self.knows_null, self.condition.count) if isinstance(self.condition, Classes) else range(0)
 
     @property
     def alone(self) -> Self:

@@ -38,9 +38,14 @@ class ConsistencyUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]
     ) -> tuple[Tensor]:
         """F(sample, c_noise), where c_noise = ln(t)/4 is a thousandth of the scheduler's `timestep`."""
         c_noise = torch.as_tensor(timestep, device=sample.device) / 1000
-        t = float((4 * c_noise.double()).exp().min())
-        if t < self.config.t_min * (1 - 1e-6):
-            raise ValueError(f"t={t:g} is below {self.config.t_min:g}, where this model is undefined; take fewer steps")
+        if float((4 * c_noise.double()).exp().min()) < self.config.t_min * (1 - 1e-6):
+            raise ValueError(
+                f"num_inference_steps must be 1 or 2: another step would be below t={self.config.t_min:g}, where this "
+                "model is undefined"
+            )
+        classes = self.config.num_class_embeds or 0
+        if class_labels is not None and not bool(((class_labels >= 0) & (class_labels < classes)).all()):
+            raise ValueError(f"class_labels={class_labels.tolist()} must lie between 0 and {classes - 1}")
         c_noise = c_noise.to(torch.float32).expand(sample.shape[0])
         condition = None if class_labels is None else Labels(class_labels.long())
         return (self.network(sample, c_noise, condition, None).to(sample.dtype),)

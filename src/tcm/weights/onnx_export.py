@@ -93,7 +93,8 @@ def function_graph(model: Model, half: bool = False) -> "ModelProto":
     condition = None if model.card.condition is None else model.card.condition.dummy(2)
     inputs = {"x": torch.zeros(2, *model.card.image_shape), "t": torch.full((2,), model.card.t_max)}
     denoiser = _halved(model.denoiser) if half else model.denoiser
-    return onnx_graph(ConsistencyFunction(denoiser, condition), inputs | condition_inputs(condition), "image")
+    f = ConsistencyFunction(denoiser, condition, model.card.labels)
+    return onnx_graph(f, inputs | condition_inputs(condition), "image")
 
 
 def describe(card: ModelCard) -> dict[str, str]:
@@ -106,6 +107,7 @@ def describe(card: ModelCard) -> dict[str, str]:
         "t_min": json.dumps(card.t_min),
         "t_max": json.dumps(card.t_max),
         "condition": json.dumps(card.model_dump(mode="json")["condition"]),
+        **({"labels": json.dumps(list(card.labels))} if card.labels else {}),
         "licence": card.provenance.licence or "not stated",
     }
 
@@ -134,12 +136,13 @@ def _halved(denoiser: Denoiser) -> Denoiser:
 
 
 def _conditions(model: Model) -> Condition | None:
-    """Conditions to compare with, the last of them null. A kind's dummies may be zeros, which would hide errors."""
+    """Conditions to compare with, the last of them null if the model knows it; dummies may be zeros, which would hide
+    errors."""
     if model.card.condition is None:
         return None
     condition = model.card.condition.dummy(COMPARED)
     varied = with_inputs(condition, [_varied(tensor) for tensor in condition_inputs(condition).values()])
-    return varied.keep(torch.arange(COMPARED) < COMPARED - 1)
+    return varied.keep(torch.arange(COMPARED) < COMPARED - model.card.knows_null)
 
 
 def _varied(tensor: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.extras import how_to_install
-from tcm.method.conditions import Condition
+from tcm.method.conditions import Condition, Labels
 from tcm.method.preconditioning import Denoiser
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import GraphProto, ModelProto
 
 BATCH = "batch"
 """The name of the free dimension, the first of every input and of the output."""
@@ -61,6 +61,7 @@ def onnx_graph(
     remove_unused_nodes(program.model)
     graph = program.model_proto
     _check_batch(graph, module)
+    _take_no_images(graph.graph)
     _strip(graph)
     for key, value in (metadata or {}).items():
         graph.metadata_props.add(key=key, value=value)
@@ -70,14 +71,21 @@ def onnx_graph(
 class ConsistencyFunction(nn.Module):
     """f(x, t, condition) of tensors alone: the condition's follow x and t, in the order of `condition_inputs`."""
 
-    def __init__(self, denoiser: Denoiser, condition: Condition | None) -> None:
+    def __init__(self, denoiser: Denoiser, condition: Condition | None, classes: range = range(0)) -> None:
         super().__init__()
         self.denoiser = denoiser
         self.condition = condition
+        self.classes = classes
+        """The labels that the model knows, where it takes labels; others make a graph fail."""
 
     def forward(self, x: Tensor, t: Tensor, *rows: Tensor) -> Tensor:
         """f(x, t) under the condition that these tensors hold, a row for each image."""
-        return self.denoiser(x, t, None if self.condition is None else with_inputs(self.condition, rows))
+        condition = None if self.condition is None else with_inputs(self.condition, rows)
+        if isinstance(condition, Labels):
+            # A graph cannot raise an error, but no runtime looks up a class of this number.
+            known = (condition.index >= self.classes.start) & (condition.index < self.classes.stop)
+            condition = Labels(torch.where(known, condition.index, torch.iinfo(torch.int32).max))
+        return self.denoiser(x, t, condition)
 
 
 def condition_inputs(condition: Condition | None) -> dict[str, Tensor]:
@@ -141,6 +149,31 @@ def _check_batch(graph: "ModelProto", module: nn.Module) -> None:
                 f"{type(module).__name__} fixes the number of its images to {first.dim_value}; in its network use "
                 "x.shape[0] instead of len(x)"
             )
+
+
+def _take_no_images(graph: "GraphProto") -> None:
+    """Where no images are given, compute one and drop it: runtimes reshape in ways that no images do not survive."""
+    from onnx import TensorProto
+    from onnx.helper import make_node, make_tensor
+
+    names = [value.name for value in graph.input]
+    (result,) = graph.output
+    for node in graph.node:
+        node.input[:] = [f"{name}/rows" if name in names else name for name in node.input]
+        node.output[:] = [f"{name}/rows" if name == result.name else name for name in node.output]
+    none, count, empty, added, pads = (f"rows/{word}" for word in ("none", "count", "empty", "added", "pads"))
+    graph.initializer.append(make_tensor(none, TensorProto.INT64, [1], [0]))
+    nodes = [
+        make_node("Shape", names[:1], [count], count, start=0, end=1),
+        make_node("Equal", [count, none], [empty], empty),
+        make_node("Cast", [empty], [added], added, to=TensorProto.INT64),
+        make_node("Concat", [none, added], [pads], pads, axis=0),
+        *(make_node("Pad", [name, pads, "", none], [f"{name}/rows"], f"{name}/rows") for name in names),
+        *graph.node,
+        make_node("Slice", [f"{result.name}/rows", none, count, none], [result.name], result.name),
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _strip(model: "ModelProto") -> None:

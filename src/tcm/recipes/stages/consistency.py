@@ -109,6 +109,9 @@ class PairsStage(Stage):
     def teacher_guidance(self) -> float:
         return self.guidance
 
+    def null_remedy(self, name: str) -> str | None:
+        return None if self.label_dropout else super().null_remedy(name)
+
     def earliest_end(self) -> int:
         return self.curriculum.length
 
