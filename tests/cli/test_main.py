@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tcm.cli.doctor import findings
+from tcm.cli.main import main
 from tcm.foundation.extras import EXTRAS
 
 TCM = Path(sys.executable).parent / "tcm"
@@ -108,6 +109,47 @@ def test_debug_shows_the_traceback(broken_torchvision: Path) -> None:
     assert done.returncode != 0
     assert "Traceback (most recent call last)" in done.stderr
     assert "TcmError: the installed torchvision" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's /proc")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sample", "digits", "--out", "/proc/foo.png"], "/proc/foo.png cannot be written"),
+        (["sample", "digits", "--out", "/proc/foo"], "/proc/foo cannot be written"),
+        (["playground", "digits", "--out", "/proc/foo.html"], "/proc/foo.html cannot be written"),
+        (["export", "digits", "--to", "onnx", "--out", "/proc/foo"], "/proc/foo cannot be written"),
+        (["data", "prepare", "digits", "/proc/foo"], "/proc/foo cannot be written"),
+    ],
+)
+def test_a_place_that_cannot_be_written_to(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tcm", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said} (")
+    assert "name a place that can be written to" in line
+
+
+def test_an_error_of_a_file_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of any file that a command writes itself, or of a disk; other errors keep their traceback."""
+    monkeypatch.setattr(sys, "argv", ["tcm"])
+    for error, said in (
+        (PermissionError(13, "Permission denied", "a.txt"), "error: a.txt: Permission denied; correct the path"),
+        (OSError(28, "No space left on device"), "error: the disk has no room left (No space left on device); free"),
+    ):
+        monkeypatch.setattr(sys.modules[main.__module__], "app", lambda error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert capsys.readouterr().err.startswith(said)
+    monkeypatch.setattr(
+        sys.modules[main.__module__], "app", lambda: (_ for _ in ()).throw(BrokenPipeError(32, "Broken pipe"))
+    )
+    with pytest.raises(BrokenPipeError):
+        main()
 
 
 def test_wrong_usage_exits_with_2_and_no_traceback() -> None:

@@ -42,12 +42,15 @@ def export_weights(
     An ONNX or diffusers export is compared with torch before it is written, and the largest difference is printed.
     """
     from tcm.cli.sample import model_of
+    from tcm.foundation.files import check_writable
     from tcm.weights import load
 
     if half and to != "onnx":
         raise TcmError(f"--half is only for --to onnx; --to {to} stays in fp32, so leave --half out")
     found = model_of(model)
-    for line in _write(one_network(load(found)), to, out or _beside(found, ENDINGS[to]), half):
+    out = out or _beside(found, ENDINGS[to])
+    check_writable(out)
+    for line in _write(one_network(load(found)), to, out, half):
         typer.echo(line)
 
 

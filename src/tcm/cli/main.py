@@ -93,11 +93,23 @@ def main() -> None:
         app()
     except Stopped as stopped:
         sys.exit(stopped.exit_code)
-    except TcmError as error:
-        if "--debug" in sys.argv:
+    except (TcmError, OSError) as error:
+        said = str(error) if isinstance(error, TcmError) else _of_a_file(error)
+        if "--debug" in sys.argv or said is None:
             raise
         from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
         sys.exit(2)
+
+
+def _of_a_file(error: OSError) -> str | None:
+    """What a system says of a file or a disk, with what to do; None for its other errors."""
+    from tcm.foundation.files import is_full
+
+    if is_full(error):
+        return f"{error.filename or 'the disk'} has no room left ({error.strerror}); free some space and try again"
+    if error.filename is None:
+        return None
+    return f"{error.filename}: {error.strerror}; correct the path or its permissions (--debug shows where this was)"

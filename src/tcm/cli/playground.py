@@ -23,9 +23,10 @@ def playground(
     from rich.console import Console
 
     from tcm.cli.sample import model_of
-    from tcm.foundation.files import byte_size
+    from tcm.foundation.files import byte_size, check_writable
 
     found = model_of(model)
+    check_writable(out)
     size = write_page(found, runtime, out)
     Console().print(f"{out} ({byte_size(size)}); open it in a browser", highlight=False, markup=False, soft_wrap=True)
 

@@ -130,7 +130,7 @@ def _keep(fingerprint: _Fingerprint, found: str) -> None:
         try:
             write_text(place, json.dumps(_read(place) | {fingerprint.key: found}, indent=1))
             return
-        except OSError:  # read-only, or full: the next folder, or it will be computed again
+        except (TcmError, OSError):  # read-only, or full: the next folder, or it will be computed again
             continue
 
 

@@ -18,7 +18,7 @@ from tcm.data.grid import captioned_grid, save_picture
 from tcm.evaluation.prompts import Prompted
 from tcm.evaluation.sharing import ALONE, gather_rows, share
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, check_writable, writing
 from tcm.foundation.processes import Processes
 
 SUFFIXES = (".png", ".npz", ".zip")
@@ -30,11 +30,13 @@ SMALLEST_CELL = 96  # so that a prompt fits below its image
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that does not say which format to write, before any image is drawn."""
+    """Refuse a name that does not say which format to write, or a place that cannot be written to, before any image is
+    drawn."""
     if path.suffix and path.suffix not in SUFFIXES:
         raise TcmError(f"out={path} has an unknown ending; use a folder, or a file that ends in {', '.join(SUFFIXES)}")
     if not path.suffix and path.exists() and not path.is_dir():
         raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
+    check_writable(path)
 
 
 def check_room(path: Path, overwrite: bool) -> None:
@@ -66,10 +68,11 @@ def write_samples(
     """
     names = [png_name(seed) for seed in seeds] if prompts is None else [one.file for one in prompts]
     if not path.suffix:
-        path.mkdir(parents=True, exist_ok=True)
-        _write_folder(path, images, share(processes, names))
-        if processes.first:
-            _remove_earlier(path, set(names))
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            _write_folder(path, images, share(processes, names))
+            if processes.first:
+                _remove_earlier(path, set(names))
         return
     own = torch.cat([torch.empty(0, *shape, dtype=torch.uint8), *images])
     together = gather_rows(processes, own, len(seeds))

@@ -1,11 +1,13 @@
 """Files and folders that appear whole or not at all: written aside, synced, renamed. And files of strangers."""
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import BinaryIO
@@ -45,6 +47,52 @@ def read_regular(path: str | Path, most: int = LARGEST_CONFIG) -> bytes:
         return file.read(size)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether there was no room left, on a disk or within a limit; some libraries say so in words alone."""
+    said = re.search("No space left|quota exceeded|File too large|requested and .* written", str(error))
+    return said is not None or getattr(error, "errno", None) in (ENOSPC, EDQUOT, EFBIG)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What keeps a file or folder from being written as an error that the user can fix."""
+    try:
+        yield
+    except TcmError:
+        raise
+    except Exception as error:  # libraries have errors of their own for a full disk
+        if is_full(error):
+            remedy = "free some space there, or name another place; what was there before is intact"
+        elif isinstance(error, OSError) and _is_about(error, path.absolute()):
+            remedy = "name a place that can be written to"
+        else:
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise TcmError(f"{path} cannot be written ({reason}); {remedy}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where nothing can be written, before there is work to lose."""
+    path = path.absolute()
+    with writing(path):
+        probe = _aside(next(above for above in path.parents if above.exists()) / path.name)
+        probe.touch()
+        probe.unlink()
+
+
+def _is_about(error: OSError, path: Path) -> bool:
+    """Whether an error names a path, what is in it or above it, or what is written aside for it."""
+    if not isinstance(error.filename, str | os.PathLike):
+        return False
+    named = Path(error.filename).absolute()
+    aside = any(part.startswith(f".{path.name}.") for part in named.parts)
+    return aside or named.is_relative_to(path) or path.is_relative_to(named)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid4().hex}.part")
+
+
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """Open a binary file that appears at `path` whole or not at all.
@@ -65,13 +113,15 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A name to write a file under, which becomes `path` once all is on the disk; on an error nothing changes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex}.part")
-    try:
-        yield aside
-        move(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    aside = _aside(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            move(aside, path)
+        finally:
+            with suppress(OSError):  # it is not there, or cannot be removed where it could not be written
+                aside.unlink()
 
 
 def move(file: Path, path: Path) -> None:
@@ -102,15 +152,16 @@ def sync_folder(folder: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `path` once all is on the disk; on an error nothing changes."""
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        aside.chmod(0o755)
-        yield aside
-        publish(aside, path)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            aside.chmod(0o755)
+            yield aside
+            publish(aside, path)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
 
 def publish(aside: Path, path: Path) -> None:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from tcm.foundation.errors import TcmError, describe_validation
-from tcm.foundation.files import publish
+from tcm.foundation.files import is_full, publish
 from tcm.foundation.processes import Processes
 from tcm.training.guard import GuardState
 from tcm.weights import Model, ModelCard
@@ -214,5 +213,4 @@ def disk_errors(target: Path) -> Iterator[None]:
 def _is_full(error: BaseException) -> bool:
     if isinstance(error, CheckpointException):
         return any(_is_full(failure[0]) for failure in error.failures.values())
-    code = error.errno if isinstance(error, OSError) else None
-    return code in (ENOSPC, EDQUOT) or "No space left" in str(error) or "os error 28" in str(error)
+    return is_full(error)

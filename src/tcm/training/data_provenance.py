@@ -16,7 +16,6 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.files import atomic_write, write_text
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.changes import Change
-from tcm.training.checkpoint import disk_errors
 from tcm.weights.card import CONFIG_FILE, ModelCard, read_card
 
 DATA_FILE, FILES_FILE = "data.txt", "data-files.txt"
@@ -76,7 +75,7 @@ class Notes:
             return
         path = self._run / DATA_FILE
         if not path.exists():
-            with disk_errors(path), atomic_write(path) as file:
+            with atomic_write(path) as file:
                 file.write(self._hashing.value.encode())
         for model in self._models:
             _note(model, self._hashing.value)
@@ -165,15 +164,14 @@ def _files_of(data: Dataset | Stream) -> str | None:
 def _note_files(data: Dataset | Stream, run: Path) -> None:
     path, files = run / FILES_FILE, _files_of(data)
     if files is not None and _noted(path) != files:
-        with disk_errors(path):
-            write_text(path, files)
+        write_text(path, files)
 
 
 def _note(model: Path, value: str) -> None:
     path = model / CONFIG_FILE
     card = read_card(path)
     if card.provenance.data is None:
-        with disk_errors(path), atomic_write(path) as file:
+        with atomic_write(path) as file:
             file.write((_with_data(card, value).model_dump_json(indent=2) + "\n").encode())
 
 

@@ -13,7 +13,6 @@ from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
 from tcm.recipes.resolve import noted_recipe, to_toml
 from tcm.recipes.schema import Recipe
-from tcm.training.checkpoint import disk_errors
 from tcm.training.stage_models import needed_stages
 from tcm.weights import is_run, last_model
 
@@ -104,8 +103,7 @@ def note(run: Path, recipe: Recipe, init: str | None) -> None:
     """Write down what the run is, once all has been found to fit."""
     for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
         if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
-            with disk_errors(run / name):
-                write_text(run / name, text)
+            write_text(run / name, text)
 
 
 def _begun(stage: Path) -> bool:
