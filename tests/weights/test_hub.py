@@ -1,5 +1,6 @@
 """A model for the hub: the folder that is uploaded, its card, and the upload."""
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +121,24 @@ def test_a_card_that_has_less_to_say(tmp_path: Path) -> None:
     assert "## Scores\n\nNot measured." in card.text
     with pytest.raises(TcmError, match=r"the model's card already says 'NVIDIA .*'; leave --licence out"):
         HubFolder(model, "someone/latents", licence="mit").write(tmp_path / "other")
+
+
+def test_names_are_text_in_a_card(tmp_path: Path) -> None:
+    """Whatever a class, a recipe or a licence is called: no cell, line, link or element of its own."""
+    hostile = "a|b\n## Use\n<script>alert(1)</script> [x](javascript:y) `z"
+    came = Provenance(recipe=hostile, licence=hostile)
+    model = small_model(DDPMPP, tcm.Classes(2, (hostile, "bee")), provenance=came)
+    recipe = 'prompts = ["""\n```\n# not a heading\n"""]'
+    HubFolder(model, "someone/name", recipe=recipe).write(tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert "<script>" not in card.text
+    assert "[x](" not in card.text
+    assert card.text.count("\n## Use\n") == 1
+    assert card.data.license_name == hostile
+    (row,) = (line for line in card.text.splitlines() if line.startswith("| conditions"))
+    assert row.count("|") == 3
+    assert html.unescape(row) == f"| conditions | {' '.join(hostile.split())}, bee |"
+    assert f"````toml\n{recipe}\n````" in card.text
 
 
 def test_the_usual_names_of_the_hub(tmp_path: Path) -> None:

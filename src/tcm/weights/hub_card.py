@@ -57,7 +57,7 @@ With the Python package `truncated-consistency`:
 import tcm
 
 model = tcm.load("{repository}")
-images = model.sample(16, steps={steps}, seed=0)  # in [−1, 1]; a seed always gives the same image
+images = model.sample(16, steps={steps}, seed=0)  # about [−1, 1]; a seed always gives the same image
 ```
 
 ```sh
@@ -124,15 +124,24 @@ def card_text(
     return CARD.format(
         **own,
         metadata=front_matter(model, name, scores),
-        summary=_summary(model),
+        summary=plain(_summary(model)),
         samples=_samples(model, pictures),
         steps=card.sampler.usual_steps[0],
         diffusers=DIFFUSERS.format(**own, labels=_labels(model)) if exports_to_diffusers(model) else "",
-        facts="\n".join(f"| {key} | {value} |" for key, value in _facts(model).items()),
+        facts="\n".join(f"| {key} | {plain(value)} |" for key, value in _facts(model).items()),
         training=_training(model, recipe),
         scores=_score_table(scores),
-        licence=card.provenance.licence or "Not stated.",
+        licence=plain(card.provenance.licence or "Not stated."),
     )
+
+
+def plain(text: object) -> str:
+    """What others wrote, such as a class's name, as one line that is text and nothing else in Markdown.
+
+    >>> plain("a | <b>\\n`c`")
+    'a &#124; &#60;b&#62; &#96;c&#96;'
+    """
+    return re.sub(r"[\\`|<>\[\]&]", lambda found: f"&#{ord(found[0])};", " ".join(str(text).split()))
 
 
 def front_matter(model: Model, name: str, scores: Sequence[CardScore]) -> str:
@@ -213,11 +222,12 @@ def _training(model: Model, recipe: str | None) -> str:
         "step": came.step,
         "training data (SHA-256)": came.data,
     }
-    lines = [f"- {key}: {value}" for key, value in told.items() if value is not None]
+    lines = [f"- {key}: {plain(value)}" for key, value in told.items() if value is not None]
     text = "\n".join(lines) or "Not stated."
     if recipe is not None:
         # An absolute path says more of its owner's machine than a reader needs: its last part is kept.
-        text += f"\n\nThe whole recipe:\n\n```toml\n{ABSOLUTE_PATH.sub(shorter_path, recipe).strip()}\n```"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", recipe)), default=0))
+        text += f"\n\nThe whole recipe:\n\n{fence}toml\n{ABSOLUTE_PATH.sub(shorter_path, recipe).strip()}\n{fence}"
     return text
 
 
@@ -231,8 +241,8 @@ def _score_table(scores: Sequence[CardScore]) -> str:
         return "Not measured."
     head = "| metric | value | sampling | images | reference | features |\n| --- | --- | --- | --- | --- | --- |"
     rows = [
-        f"| {score.metric} | {score.value:.4g}{'' if score.deviation is None else f' ± {score.deviation:.2g}'} | "
-        f"{score.sampling} | {score.images:,} | {_reference(score)} | {score.detector} |"
+        f"| {plain(score.metric)} | {score.value:.4g}{'' if score.deviation is None else f' ± {score.deviation:.2g}'} "
+        f"| {plain(score.sampling)} | {score.images:,} | {plain(_reference(score))} | {plain(score.detector)} |"
         for score in scores
     ]
     return "\n".join([head, *rows])
