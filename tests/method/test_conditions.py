@@ -119,12 +119,17 @@ def test_classes_by_name() -> None:
     assert Classes(3, ("2", "1", "0")).choose(["2", 2], 2).index.tolist() == [0, 2], "a name comes before a number"
     for choice, message in (
         ("dog", "labels='dog': several classes have this name; give a number between 0 and 3"),
-        ("cow", "labels='cow': none of the 4 classes has this name; give a number between 0 and 3"),
+        ("cow", "labels='cow': none of the 4 classes has this name; give cat, dog, 2, or a number between 0 and 3"),
+        ("dogs", "give dog, cat, 2, or a number"),
         ("-1", "labels='-1': none of the 4 classes has this name"),
         ("4", "labels=4 must lie between 0 and 3"),
     ):
         with pytest.raises(TcmError, match=message):
             kind.choose(choice, 1)
+    with pytest.raises(TcmError, match=r"give bees, 0, 1, .*, 18, …, or a number between 0 and 999"):
+        Classes(1000, (*map(str, range(999)), "bees")).choose("bee", 1)
+    with pytest.raises(TcmError, match="none of the 2 classes has this name; give a number between 0 and 1"):
+        Classes(2).choose("cat", 1)
     with pytest.raises(TcmError, match="names has 1 entries for count=2 classes"):
         Classes(2, ("cat",))
 

@@ -6,6 +6,7 @@ A `Condition` holds the values of a batch; a `ConditionKind` is what a model tak
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from tcm.foundation.devices import to_device
 from tcm.foundation.errors import TcmError
 from tcm.foundation.randomness import derive_seed
+
+LISTED = 20
+"""Names of classes in an error."""
 
 
 class Condition(ABC):
@@ -241,11 +245,16 @@ class Classes(ConditionKind):
             named = [index for index, name in enumerate(self.names) if name == chosen]
             if len(named) == 1:
                 return named[0]
-            if named or not chosen.isdecimal():
-                problem = (
-                    "several classes have this name" if named else f"none of the {self.count} classes has this name"
+            number = f"a number between 0 and {self.count - 1}"
+            if named:
+                raise TcmError(f"labels={chosen!r}: several classes have this name; give {number}")
+            if not chosen.isdecimal():
+                near = dict.fromkeys([*get_close_matches(chosen, self.names, LISTED), *self.names])
+                names = [*list(near)[:LISTED], *(["…"] if len(near) > LISTED else []), f"or {number}"]
+                raise TcmError(
+                    f"labels={chosen!r}: none of the {self.count} classes has this name; give "
+                    f"{', '.join(names) if near else number}"
                 )
-                raise TcmError(f"labels={chosen!r}: {problem}; give a number between 0 and {self.count - 1}")
         if not 0 <= int(chosen) < self.count:
             raise TcmError(f"labels={chosen} must lie between 0 and {self.count - 1}")
         return int(chosen)
