@@ -174,7 +174,8 @@ class Model:
         condition: Condition | None = None,
         batch: int = 64,
     ) -> Tensor:
-        """Images in [−1, 1], (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its condition alone.
+        """Images of black −1 and white 1, (count, C, H, W): image i is a function of seed + i (or seeds[i]) and its
+        condition alone. Pixels are what the network makes, which can lie a little beyond; `to_uint8` clamps them.
 
         A consistency model takes `steps` (1 by default) or the `times` themselves; a diffusion model takes `steps`
         (18 by default) of Heun's method. `labels` are classes by number or name, `prompts` are texts, one for all
@@ -210,7 +211,7 @@ class Model:
         return torch.cat(parts) if parts else torch.empty(0, *self.card.picture_shape)
 
     def pictures(self, x: Tensor) -> Tensor:
-        """The images in [−1, 1] of what the network makes: itself, or decoded latents."""
+        """The images of what the network makes: itself, or decoded latents, which lie in [−1, 1]."""
         return x if self.card.latents is None else self.card.latents.decode(x)
 
     def guided(self, scale: float) -> Self:
