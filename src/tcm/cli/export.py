@@ -43,6 +43,7 @@ def export_weights(
     """
     from tcm.cli.sample import model_of
     from tcm.foundation.files import check_writable
+    from tcm.foundation.progress import busy
     from tcm.weights import load
 
     if half and to != "onnx":
@@ -50,7 +51,10 @@ def export_weights(
     found = model_of(model)
     out = out or _beside(found, ENDINGS[to])
     check_writable(out)
-    for line in _write(one_network(load(found)), to, out, half):
+    loaded = one_network(load(found))
+    with busy(f"writing {out}, and comparing it with torch"):
+        lines = _write(loaded, to, out, half)
+    for line in lines:
         typer.echo(line)
 
 

@@ -36,6 +36,7 @@ def write_page(model: str, runtime: Path | None, out: Path) -> int:
     from tcm.cli.export import one_network
     from tcm.foundation.errors import TcmError
     from tcm.foundation.extras import how_to_install, is_installed
+    from tcm.foundation.progress import busy
     from tcm.report.playground.page import check_playable, write_playground
     from tcm.report.playground.runtime import fetched_runtime, runtime_in
     from tcm.weights import load
@@ -46,7 +47,8 @@ def write_page(model: str, runtime: Path | None, out: Path) -> int:
         raise TcmError(f"a playground needs more packages; {how_to_install('onnx')}")
     library = fetched_runtime() if runtime is None else runtime_in(runtime)
     shown = Path(model).name if Path(model).is_absolute() else model  # a page to share does not tell where you keep it
-    return write_playground(loaded, name_of(model), shlex.quote(shown), library, out)
+    with busy(f"writing {out}"):
+        return write_playground(loaded, name_of(model), shlex.quote(shown), library, out)
 
 
 def name_of(model: str) -> str:

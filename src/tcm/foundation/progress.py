@@ -7,7 +7,17 @@ from operator import methodcaller
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class StageProgress(Protocol):
@@ -124,6 +134,19 @@ def progress_of_stages(console: Console) -> Iterator[Show]:
     )
     with Progress(*columns, console=console) as live:
         yield lambda stage, steps: LiveProgress(live, stage, steps)
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """While the block runs, show on stderr what is done: with the time on a terminal, as one line elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.print(f"{text} …", highlight=False, markup=False, soft_wrap=True)
+        yield
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as live:
+        live.add_task(escape(text))
+        yield
 
 
 @contextmanager
