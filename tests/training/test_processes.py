@@ -6,15 +6,19 @@ TCM_STEPS=50 compares more steps than the default.
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import writers
+from failing import FailingStage
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny, tiny_recipe
 
 import tcm
+from tcm.recipes.resolve import to_toml
+from tcm.recipes.schema import Recipe
 
 pytestmark = pytest.mark.long
 
@@ -152,3 +156,34 @@ def test_a_given_up_run_of_two(launcher: Launcher, tmp_path: Path) -> None:
     assert text.splitlines()[-1].startswith("error: training does not recover: ")
     events = [line["event"] for line in lines(tmp_path / "run" / FOLDERS[0]) if "event" in line]
     assert events == ["skipped", "skipped", "went back", "skipped", "skipped", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "when", "code", "end"),
+    [
+        (1, "IndexError", "planning", 1, "IndexError: bad luck\n(in process 1 of 2)\n"),
+        (0, "IndexError", "training", 1, "IndexError: bad luck\n(in process 0 of 2)\n"),
+        (1, "IndexError", "training", 1, "IndexError: bad luck\n(in process 1 of 2)\n"),
+        (1, "IndexError", "training while others are busy", 1, "IndexError: bad luck\n(in process 1 of 2)\n"),
+        (0, "TcmError", "training", 2, "error: luck=bad; use good\n"),
+        (1, "TcmError", "training", 2, "error: luck=bad; use good (in process 1 of 2)\n"),
+        (1, "KeyboardInterrupt", "training", 130, ""),
+    ],
+)
+def test_one_fails_while_the_others_wait(
+    launcher: Launcher, tmp_path: Path, rank: int, error: str, when: str, code: int, end: str
+) -> None:
+    """It says why, once, and no process is left behind, wherever it is."""
+    base = tiny_recipe(4)
+    stage = FailingStage(init="scratch", steps=4, batch=16, optimizer="adam", learning_rate=1e-3, sample_every=0)
+    known = {key: getattr(base, key) for key in base.model_fields_set} | {"stages": {"failing": stage}}
+    (tmp_path / "failing.toml").write_text(to_toml(Recipe.model_construct(**known)))
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "FAIL": f"{rank} {error} {when.split()[0]}"}
+    environment |= {"BUSY": "1"} if when.endswith("busy") else {}
+    arguments = ("train", str(tmp_path / "failing.toml"), "--run", str(tmp_path / "run"))
+    commands = launcher.start_ranks(2, *arguments, environment=environment)
+    codes = [command.wait(60) for command in commands]
+    assert codes == [code, code], [command.text for command in commands]
+    assert commands[rank].text.endswith(end)
+    for word in ("Traceback", "error", "Error"):
+        assert word not in commands[1 - rank].text

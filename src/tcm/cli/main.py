@@ -100,7 +100,8 @@ def main() -> None:
         from rich.console import Console
         from rich.markup import escape
 
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
+        text = escape(" ".join([said, *getattr(error, "__notes__", ())]))
+        Console(stderr=True).print(f"[bold red]error:[/] {text}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

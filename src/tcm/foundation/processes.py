@@ -1,20 +1,35 @@
 """The processes that share a run: torch's own engine, from one process to many nodes."""
 
 import os
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from threading import Event, Thread
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from tcm.foundation.devices import available_devices, best_device
 from tcm.foundation.errors import TcmError
+from tcm.foundation.signals import Stopped
 
 T = TypeVar("T")
+
+FAILURE = "failure"
+"""The key under which the first process that fails says so to the others: its rank and exit code."""
+LOOK_SECONDS = 0.5
+"""How often a process looks whether another has failed."""
+LOOKED = "looked"
+"""The key under which each process says that it has looked for the last time."""
+GRACE_SECONDS = 10.0
+"""How long a process has to leave by itself once one has failed."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +67,22 @@ class Processes:
     def agreeing(self) -> Iterator[None]:
         """All wait for one another at the end of the block, and an error of one is the error of all.
 
-        The first process raises it, so that it is shown once; the others end quietly. The block must not wait for
-        other processes in any other way.
+        One process raises it, so that it is shown once; the others end quietly. The block must not wait for other
+        processes in any other way.
         """
         if self.count == 1:
             yield
             return
-        error: TcmError | None = None
+        error: Exception | None = None
         try:
             yield
-        except TcmError as caught:
+        except Exception as caught:
             error = caught
-        messages = self.gather(None if error is None else str(error))
-        message = next((message for message in messages if message is not None), None)
-        if message is not None and self.first:
-            raise TcmError(message) from error
-        if message is not None:
-            raise SystemExit(2)
+        codes = self.gather(0 if error is None else _exit_code(error))
+        if error is not None and not any(codes[: self.rank]):
+            raise error
+        if any(codes):
+            raise SystemExit(max(codes))
 
 
 @contextmanager
@@ -82,17 +96,69 @@ def join(device: str | None = None) -> Iterator[Processes]:
     if "WORLD_SIZE" not in os.environ:
         yield Processes(_device(device, 0))
         return
-    dist.init_process_group(_backend())
+    store, rank, count = next(rendezvous("env://"))
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=count)
     try:
-        everyone = Processes(torch.device("cpu"), dist.get_rank(), dist.get_world_size())
-        with everyone.agreeing():
-            here = _device(device, int(os.environ["LOCAL_RANK"]))
-        with warnings.catch_warnings():
+        with _failing_together(store, rank, count), warnings.catch_warnings():
+            everyone = Processes(torch.device("cpu"), rank, count)
+            with everyone.agreeing():
+                here = _device(device, int(os.environ["LOCAL_RANK"]))
             # Gradients of some 1×1 convolutions come with other strides, which DDP's copy into its buckets fixes.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield replace(everyone, device=here)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _failing_together(store: Store, rank: int, count: int) -> Iterator[None]:
+    """An error of one process ends them all in seconds, wherever they are; only the first that fails shows its error.
+
+    What the others wait for may never come, so a thread of each looks for failures, and ends what does not leave.
+    """
+    leaving, looked = Event(), Event()
+    failures: list[str] = []
+
+    def look() -> None:
+        own, last = store.clone(), False  # type: ignore[attr-defined]  # which torch does not declare
+        with suppress(dist.DistError):
+            while not last and not failures:
+                last = leaving.wait(LOOK_SECONDS)
+                if own.check([FAILURE]):
+                    failures.append(own.get(FAILURE).decode())
+            own.set(f"{LOOKED} {rank}", "")
+        del own  # from here on the interpreter may end: nothing of torch's is in use
+        looked.set()
+        if failures:
+            time.sleep(GRACE_SECONDS)
+            os._exit(int(failures[0].split()[1]))
+
+    Thread(target=look, daemon=True).start()
+    try:
+        yield
+    except (SystemExit, Stopped):
+        raise
+    except BaseException as error:
+        own = first = f"{rank} {_exit_code(error)}"
+        with suppress(dist.DistError):  # without the first process, which keeps the store, nobody else can tell
+            first = failures[0] if failures else store.compare_set(FAILURE, "", own).decode()
+        if dist.group.WORLD is not None:
+            dist.group.WORLD.abort()  # leave what is under way without waiting for it
+        if first != own:
+            raise SystemExit(int(first.split()[1])) from error
+        if rank or not isinstance(error, TcmError):
+            error.add_note(f"(in process {rank} of {count})")
+        raise
+    finally:
+        leaving.set()
+        looked.wait(GRACE_SECONDS / 2)
+        if failures and rank == 0:
+            with suppress(dist.DistError):
+                store.wait([f"{LOOKED} {other}" for other in range(count)], timedelta(seconds=GRACE_SECONDS / 2))
+
+
+def _exit_code(error: BaseException) -> int:
+    return 2 if isinstance(error, TcmError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _backend() -> str:
