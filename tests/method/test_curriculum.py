@@ -1,5 +1,8 @@
 """Δ_t and the ratio: the printed schedules, and what holds for all."""
 
+import math
+from itertools import count
+
 import pytest
 import torch
 from hypothesis import given
@@ -61,3 +64,18 @@ def test_the_ratio_never_falls_and_the_gap_never_grows(curriculum: Curriculum, s
 def test_settings_without_a_gap_are_refused(settings: dict) -> None:
     with pytest.raises(TcmError, match="does not keep Δ_t above 0"):
         Curriculum(**settings)
+
+
+@given(st.builds(Curriculum, st.floats(1.01, 1e300), st.integers(0, 50_000), st.floats(1e-9, 1 - 2**-53)))
+def test_its_length_is_the_first_step_at_the_limit(curriculum: Curriculum) -> None:
+    steps = count(0, max(curriculum.d, 1))
+    assert curriculum.length == next(step for step in steps if curriculum.ratio(step) == curriculum.limit)
+
+
+@pytest.mark.parametrize("q", [1.0000001, math.nextafter(1, 2)])
+def test_a_slow_curriculum_is_not_counted_through(q: float) -> None:
+    """At q = 1.0000001 the limit is 69 million intervals away."""
+    curriculum = Curriculum(q=q, d=3)
+    length = curriculum.length
+    assert length == pytest.approx(3 * math.log(1000) / math.log(q), rel=1e-6)
+    assert curriculum.ratio(length) == curriculum.limit > curriculum.ratio(length - 1)

@@ -1,8 +1,8 @@
 """Δ_t, the distance between the two times of a pair, and how it tightens. TCM App. F."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import count
 from math import inf
 from typing import Literal, Self
 
@@ -81,7 +81,8 @@ class Curriculum(Spacing):
         >>> Curriculum(q=2, d=25_000, limit=0.999).length, Curriculum(d=0).length
         (225000, 0)
         """
-        return next(step for step in count(0, max(self.d, 1)) if self.ratio(step) == self.limit)
+        tightened = range(2**62)  # how often; any q > 1 has reached any limit < 1 before
+        return self.d * bisect_left(tightened, True, key=lambda times: self.ratio(times * self.d) == self.limit)
 
     def schedule(self, step: int) -> dict[str, float]:
         """The ratio r/t of a pair's times, for large t."""
