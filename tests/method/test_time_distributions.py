@@ -66,6 +66,20 @@ def test_quantiles_invert_scipys_distribution(distribution: TimeDistribution, u:
     assert fraction(math.log(found) + 1.01 * cell) >= u - 1e-4
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("kind", [LogNormal, LogStudentT])
+def test_nothing_overflows(kind: type[LogNormal | LogStudentT]) -> None:
+    """A deviation beyond the largest number counts as a large one."""
+    for std in (5e-324, 1e-200):
+        narrow = kind(1.0, std, 1.0, 80.0)
+        t = narrow.quantile(torch.tensor([0.5]))
+        assert float(t) == pytest.approx(math.e, rel=1e-3)
+        assert bool(narrow.density(torch.tensor([1.0, 80.0])).isfinite().all())
+    for mean, std in ((1e308, 1e-3), (-1e308, 1e308)):
+        with pytest.raises(TcmError, match="no probability"):
+            kind(mean, std, 1.0, 80.0).quantile(torch.tensor([0.5]))
+
+
 def test_log_normal_draws_are_those_of_scipys_truncated_normal() -> None:
     distribution = LogNormal(-1.1, 2.0)
     t = distribution.sample(20_000, torch.Generator().manual_seed(0))

@@ -16,6 +16,8 @@ from torch import Tensor
 from tcm.foundation.errors import TcmError
 
 GRID_POINTS = 2**15
+FARTHEST = 1e150
+"""Deviations from the mean beyond this are taken for this: its square is still finite."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,13 @@ class LogTimes(TimeDistribution):
         low, high = self.span
         inside = (t >= low) & (t <= high)
         t = torch.where(inside, t.double(), low)
-        z = (t.log().numpy() - self.mean) / self.std
-        ends = (np.log([low, high]) - self.mean) / self.std
-        mass = _interval_masses(self, ends)[0]
-        return torch.from_numpy(self.pdf(z) / (mass * self.std)) / t * inside
+        mass = _interval_masses(self, self.deviations(np.log([low, high])))[0]
+        return torch.from_numpy(self.pdf(self.deviations(t.log().numpy())) / (mass * self.std)) / t * inside
+
+    def deviations(self, ln_t: np.ndarray) -> np.ndarray:
+        """z = (ln t − mean) / std."""
+        farthest = FARTHEST * self.std
+        return np.clip(ln_t - self.mean, -farthest, farthest) / self.std
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ def _table(distribution: LogTimes) -> tuple[Tensor, Tensor]:
     """The cumulative distribution on a grid of ln t: scipy is asked once, not at each step."""
     low, high = distribution.span
     ln_t = np.linspace(log(low), log(high), GRID_POINTS)
-    masses = _interval_masses(distribution, (ln_t - distribution.mean) / distribution.std)
+    masses = _interval_masses(distribution, distribution.deviations(ln_t))
     cumulative = np.concatenate([[0.0], np.cumsum(masses)])
     if not cumulative[-1] > 0:
         raise TcmError(f"{distribution} has no probability between low and high; move its mean towards them")
