@@ -199,7 +199,7 @@ def test_a_truncated_step_evaluates_b_rows_with_gradient_and_b_without(count, rh
     times = LogStudentT(0, 0.2, low=t_prime)
     objective = TruncatedConsistency(times, Pairs(proportional(fraction)), t_prime, rho=rho)
     student, frozen = Recorder(), Recorder()
-    models = {"student": Denoiser(student, SHAPE), "frozen": Denoiser(frozen, SHAPE)}
+    models = {"student": Denoiser(student, SHAPE), "frozen": Denoiser(frozen, SHAPE, t_min=1e-6)}
     batch = Batch.whole(torch.zeros(count, *SHAPE))
     losses = objective.loss(models, batch, 0, SampleStreams(range(seed, seed + count)))
     assert student.rows(with_gradient=True) == count
@@ -535,3 +535,18 @@ def test_zero_network_meets_the_boundary_condition() -> None:
     for t in (SMALLEST_R, 0.002):
         torch.testing.assert_close(f(x, torch.tensor([t])), x, rtol=4.1 * t**2 + 1e-6, atol=0)
     assert float((f(x, torch.tensor([80.0])) / x).detach().abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", [Pairs, Tangents])
+def test_a_model_is_asked_only_where_it_is_defined(kind: type[Pairs]) -> None:
+    """A truncated model in place of the frozen one, a teacher of less noise: the role and both ranges are named."""
+    f = lively(networks()[0])
+    batch, streams = Batch.whole(torch.zeros(8, *f.image_shape)), SampleStreams(range(8))
+    truncated, weak = Denoiser(f.network, f.image_shape, t_min=1.5), Denoiser(f.network, f.image_shape, t_max=1.0)
+    objective = TruncatedConsistency(LogStudentT(0, 0.2, low=1.0), kind(Curriculum(d=0)), t_prime=1.0)
+    words = r"asks models\['frozen'\] for times from .* defined only from 1.5 to 80; pass a model that covers them"
+    with pytest.raises(TcmError, match=words):
+        objective.loss({"student": f, "frozen": truncated}, batch, 0, streams)
+    distilled = Consistency(pairs=kind(distillation=Distillation()))
+    with pytest.raises(TcmError, match=r"asks models\['teacher'\] for times .* defined only from 0.002 to 1;"):
+        distilled.loss({"student": f, "teacher": weak}, batch, 0, streams)

@@ -19,6 +19,9 @@ Models = Mapping[str, Denoiser]
 """The models by their role: always the "student" f_θ; "frozen" is f_θ0⁻ of the stage before, "teacher" the diffusion
 model D to distil from; a method may name others."""
 
+ROUNDING = 1e-6
+"""How far, relatively, a time may lie beyond a model's range."""
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -132,8 +135,14 @@ def check_label_dropout(label_dropout: float) -> None:
         raise TcmError(f"label_dropout={label_dropout:g} must be at least 0 and below 1; use 0 for none")
 
 
-def model_of(models: Models, role: str, why: str) -> Denoiser:
-    """The model of a role that an objective cannot do without."""
+def model_of(models: Models, role: str, why: str, t: Tensor) -> Denoiser:
+    """The model of a role that an objective cannot do without, which has to be defined at the times t."""
     if role not in models:
         raise TcmError(f"{why} needs models[{role!r}], which is missing; pass it")
-    return models[role]
+    f, low, high = models[role], float(t.min()), float(t.max())
+    if low < f.t_min * (1 - ROUNDING) or high > f.t_max * (1 + ROUNDING):
+        raise TcmError(
+            f"{why} asks models[{role!r}] for times from {low:g} to {high:g}, but it is defined only from {f.t_min:g} "
+            f"to {f.t_max:g}; pass a model that covers them"
+        )
+    return f

@@ -44,7 +44,7 @@ class Pairs:
         """x_r: x + rε in consistency training, one solver step from x_t in consistency distillation."""
         if self.distillation is None:
             return batch.x + column(r, batch.x) * drawn.eps
-        D = model_of(models, "teacher", "distillation")
+        D = model_of(models, "teacher", "distillation", drawn.t)
         return self.distillation.step(guided(D, drawn.condition, self.distillation.guidance), x_t, drawn.t, r)
 
     def weighted_distances(self, models: Models, batch: Batch, step: int, drawn: Draw, t_prime: float) -> Tensor:
@@ -69,7 +69,7 @@ def f_trunc(models: Models, x: Tensor, t: Tensor, drawn: Draw, t_prime: float) -
     """
     early = t < t_prime
     if bool(early.any()):
-        model_of(models, "frozen", f"t_prime={t_prime:g}")
+        model_of(models, "frozen", f"t_prime={t_prime:g}", t[early])
     out = torch.empty_like(x)
     for role, chosen in (("frozen", early), ("student", ~early)):
         if role in models:

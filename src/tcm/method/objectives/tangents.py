@@ -39,7 +39,7 @@ class Tangents(Pairs):
         """dx/dt: ε in consistency training, (x_t − D(x_t, t))/t in consistency distillation."""
         if self.distillation is None:
             return drawn.eps
-        D = model_of(models, "teacher", "distillation")
+        D = model_of(models, "teacher", "distillation", drawn.t)
         return slope(guided(D, drawn.condition, self.distillation.guidance), x_t, drawn.t)
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ def _boundary(models: Models, drawn: Draw, x_t: Tensor, early: Tensor) -> Tensor
     """f_θ0⁻(x_t, t) of the early samples."""
     out = torch.zeros_like(x_t)
     if bool(early.any()):
-        model_of(models, "frozen", "the boundary")
+        model_of(models, "frozen", "the boundary", drawn.t[early])
     if "frozen" in models:
         frozen = models["frozen"]
         fill(out, early, partial(evaluated, frozen, x_t, drawn.t, drawn), frozen)
