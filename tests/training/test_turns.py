@@ -4,6 +4,10 @@ The objective is a small Diff-Instruct: a fake denoiser fits what the student ge
 images by the difference between the teacher's denoising and the fake's.
 """
 
+import os
+import shutil
+import signal
+import sys
 from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
@@ -14,8 +18,9 @@ from typing import Literal
 import pytest
 import torch
 from inprocess import ALONE, DEFAULTS, train
-from launching import lines, tiny_recipe
+from launching import Launcher, fingerprint, lines, losses, tiny_recipe
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tcm.data import open_dataset
@@ -415,3 +420,71 @@ def test_in_a_recipe(straight: Path) -> None:
     memory = estimate(recipe, recipe.stages["turns"]).memory
     weights = 4 * estimate(recipe, recipe.stages["turns"]).parameters
     assert (memory.weights, memory.optimizer, memory.helpers) == (2 * weights, 4 * weights, 2 * weights)
+
+
+def with_parts(accumulation: int) -> Recipe:
+    """The stage of turns twice, the second time with a batch in `accumulation` parts."""
+    base = recipe_with(log_every=1, checkpoint_every=5, averages=[ConstantDecay(0.5)])
+    parts = base.stages["turns"].model_copy(update={"init": "diffusion", "accumulation": accumulation})
+    return Recipe.model_validate(
+        {key: getattr(base, key) for key in base.model_fields_set} | {"stages": base.stages | {"parts": parts}}
+    )
+
+
+def command(recipe: Recipe, folder: Path) -> tuple[str, ...]:
+    """The command that trains a recipe in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "turns.toml").write_text(to_toml(recipe))
+    return ("train", str(folder / "turns.toml"), "--run", str(folder / "run"))
+
+
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process's run of both stages, with whole batches."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(with_parts(1), folder)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [pytest.param((), id="replicated"), pytest.param(("--shard",), id="sharded")])
+def test_two_processes_take_the_same_turns(tmp_path: Path, alone: Path, options: tuple[str, ...]) -> None:
+    """With whole batches and with micro-batches: the losses and weights of both roles are the same, up to rounding."""
+    words = command(with_parts(2), tmp_path)
+    shutil.copytree(alone, tmp_path / "run")
+    stages = ("1-turns", "2-parts")
+    for stage in stages:
+        shutil.rmtree(tmp_path / "run" / stage)
+    ended = Launcher(tmp_path).run_ranks(2, *words, *options, environment=ENVIRONMENT)
+    assert [code for code, _ in ended] == [0, 0], ended
+    for stage in stages:
+        for key in ("loss", "gradient_norm", "fake.loss", "fake.gradient_norm"):
+            found, expected = losses(tmp_path / "run" / stage, key), losses(alone / stage, key)
+            assert len(found) == len(expected) == (5 if key.startswith("fake") else 3)
+            assert found == pytest.approx(expected, rel=1e-4), (stage, key)
+        for model in ("model", "roles/fake"):
+            folders = (tmp_path / "run" / stage / model, alone / stage / model, alone / "0-diffusion" / "model")
+            shared, whole, start = (load_file(folder / "model.safetensors") for folder in folders)
+            apart, moved = (sum(float((one[n] - whole[n]).norm()) for n in whole) for one in (shared, start))
+            assert apart < 1e-3 * moved, (stage, model)
+
+
+@pytest.mark.long
+def test_killed_and_resumed_bit_for_bit(straight: Path, tmp_path: Path) -> None:
+    """Two learners, their averages and a follower, killed twice."""
+    words = command(recipe_with(), tmp_path)
+    stage = tmp_path / "run" / "1-turns"
+    for step in (2, 4):
+        killed = Launcher(tmp_path).start(*words, environment=ENVIRONMENT)
+        killed.until((stage / "state" / f"step-{step}").is_dir)
+        killed.send(signal.SIGKILL)
+        assert killed.wait() in (-signal.SIGKILL, 0), killed.text
+    code, text = Launcher(tmp_path).run(*words, environment=ENVIRONMENT)
+    assert code == 0, text
+    assert fingerprint(tmp_path / "run") == fingerprint(straight)
+    for path in (straight / "1-turns" / "roles").rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "run" / path.relative_to(straight)).read_bytes()
