@@ -21,6 +21,7 @@ from tcm.evaluation.scores import Score, read_scores
 from tcm.evaluation.second_time import save_second_time
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Labels
+from tcm.networks.ddpmpp import DDPMpp
 from tcm.recipes.resolve import resolve, to_toml
 
 
@@ -410,3 +411,15 @@ def test_few_images_get_a_note(models: Path) -> None:
     images, _ = open_dataset("digits").read(np.arange(30))
     np.savez("few.npz", images=images)
     assert "rank 29" in run("eval", "few.npz", "--data", "digits", "--detector", "digits").replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "command", [("sample", "digits"), ("eval", "digits", "--data", "digits", "--detector", "digits", "-n", "20")]
+)
+def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nProcess 1 has 14 GiB in use.")
+
+    monkeypatch.setattr(DDPMpp, "forward", fail)
+    with pytest.raises(TcmError, match=r"^out of memory \(CUDA out .* 2.00 GiB.\); use a smaller --batch"):
+        run(*command)

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import writers
-from failing import FailingStage
+from failing import failing_recipe
 from inprocess import train
 from launching import FOLDERS, STAGES, Launcher, fingerprint, lines, losses, tiny, tiny_recipe
 
 import tcm
 from tcm.recipes.resolve import to_toml
-from tcm.recipes.schema import Recipe
 
 pytestmark = pytest.mark.long
 
@@ -174,10 +173,7 @@ def test_one_fails_while_the_others_wait(
     launcher: Launcher, tmp_path: Path, rank: int, error: str, when: str, code: int, end: str
 ) -> None:
     """It says why, once, and no process is left behind, wherever it is."""
-    base = tiny_recipe(4)
-    stage = FailingStage(init="scratch", steps=4, batch=16, optimizer="adam", learning_rate=1e-3, sample_every=0)
-    known = {key: getattr(base, key) for key in base.model_fields_set} | {"stages": {"failing": stage}}
-    (tmp_path / "failing.toml").write_text(to_toml(Recipe.model_construct(**known)))
+    (tmp_path / "failing.toml").write_text(to_toml(failing_recipe()))
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "FAIL": f"{rank} {error} {when.split()[0]}"}
     environment |= {"BUSY": "1"} if when.endswith("busy") else {}
     arguments = ("train", str(tmp_path / "failing.toml"), "--run", str(tmp_path / "run"))

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from failing import failing_recipe
 from inprocess import ALONE, train
 from launching import Launcher, tiny, tiny_recipe
 from PIL import Image
@@ -237,3 +238,23 @@ def test_what_a_run_has_written_is_no_data(part: str, tmp_path: Path, monkeypatc
         with pytest.raises(TcmError, match="is part of a run"):
             planned_recipe(f"run/{part}", Path("runs/planned"), "1h", ALONE)
         assert not Path("runs/planned").exists()
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "OutOfMemoryError"])
+def test_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """What the stage needs, and what would make it less."""
+    monkeypatch.setenv("FAIL", f"0 {error} training")
+    with pytest.raises(TcmError) as caught:
+        train(failing_recipe(), tmp_path / "run")
+    text = str(caught.value)
+    assert text.startswith("out of memory (bad luck); failing needs about ")
+    assert text.endswith(
+        " for the activations of 16 images at a time; use failing.accumulation=2, a failing.batch below 16, "
+        "failing.precision=bf16 or --shard with more than 1 process"
+    )
+
+
+def test_an_error_that_is_not_of_memory_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIL", "0 RuntimeError training")
+    with pytest.raises(RuntimeError, match="bad luck"):
+        train(failing_recipe(), tmp_path / "run")

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
 from tcm.foundation.duals import parts
+from tcm.foundation.errors import TcmError
 
 
 def best_device() -> torch.device:
@@ -151,3 +152,23 @@ def peak_memory(device: torch.device) -> int:
         return 0
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextmanager
+def memory_errors(remedy: Callable[[], str]) -> Iterator[None]:
+    """Within the block, an error of whatever found no memory, on any device, is one that the user can fix.
+
+    >>> with memory_errors(lambda: "take fewer"):
+    ...     torch.empty(2**50)
+    Traceback (most recent call last):
+    ...
+    tcm.foundation.errors.TcmError: out of memory (... you tried to allocate 4503599627370496 bytes...); take fewer
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and "out of memory" not in text and "you tried to allocate" not in text:
+            raise
+        raise TcmError(f"out of memory ({text or type(error).__name__}); {remedy()}") from error

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from tcm.foundation.devices import available_devices, best_device
+from tcm.foundation.devices import available_devices, best_device, memory_errors
 from tcm.foundation.errors import TcmError
 from tcm.foundation.signals import Stopped
 
 T = TypeVar("T")
+
+LESS_MEMORY = "use a smaller --batch, or another device (--device)"
 
 FAILURE = "failure"
 """The key under which the first process that fails says so to the others: its rank and exit code."""
@@ -94,7 +96,8 @@ def join(device: str | None = None) -> Iterator[Processes]:
     1
     """
     if "WORLD_SIZE" not in os.environ:
-        yield Processes(_device(device, 0))
+        with memory_errors(lambda: LESS_MEMORY):
+            yield Processes(_device(device, 0))
         return
     store, rank, count = next(rendezvous("env://"))
     dist.init_process_group(_backend(), store=store, rank=rank, world_size=count)
@@ -105,7 +108,8 @@ def join(device: str | None = None) -> Iterator[Processes]:
                 here = _device(device, int(os.environ["LOCAL_RANK"]))
             # Gradients of some 1×1 convolutions come with other strides, which DDP's copy into its buckets fixes.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-            yield replace(everyone, device=here)
+            with memory_errors(lambda: LESS_MEMORY):
+                yield replace(everyone, device=here)
     finally:
         dist.destroy_process_group()
 

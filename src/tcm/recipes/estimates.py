@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from math import ceil
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import byte_size
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
 from tcm.networks.cost import NetworkCost, network_cost
@@ -106,6 +107,23 @@ def estimate(recipe: Recipe, stage: Stage, processes: int = 1, images: Images | 
         saved_per_image // half,
         memory,
         gpu_hours=seconds / 3600,
+    )
+
+
+def less_memory(recipe: Recipe, name: str, processes: int, images: Images, sharded: bool) -> str:
+    """What a stage that found no memory needs, and how it would need less."""
+    stage = recipe.stages[name]
+    memory, part = estimate(recipe, stage, processes, images).memory, stage.batch // (stage.accumulation * processes)
+    smaller = next((part // divisor for divisor in range(2, part + 1) if part % divisor == 0), part)
+    remedies = [
+        *([f"{name}.accumulation={stage.batch // (smaller * processes)}"] if part > 1 else []),
+        f"a {name}.batch below {stage.batch}",
+        *([f"{name}.precision=bf16"] if stage.precision in ("fp32", "tf32") else []),
+        *([] if sharded else [f"--shard with more than {processes} {'process' if processes == 1 else 'processes'}"]),
+    ]
+    return (
+        f"{name} needs about {byte_size(memory.state)}, and {byte_size(memory.activations)} for the activations of "
+        f"{part} images at a time; use {', '.join(remedies[:-1])} or {remedies[-1]}"
     )
 
 

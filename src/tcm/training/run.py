@@ -13,7 +13,7 @@ from rich.console import Console
 from torch.distributed.tensor import DTensor
 
 from tcm.data import BatchSource, Dataset, Stream, open_data
-from tcm.foundation.devices import deterministic_kernels
+from tcm.foundation.devices import deterministic_kernels, memory_errors
 from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.foundation.progress import SentProgress, Show, heard_progress, progress_of_stages
@@ -21,6 +21,7 @@ from tcm.foundation.signals import Stopped, StopRequest, stop_requests
 from tcm.foundation.threads import threads_restored, usable_counts
 from tcm.foundation.workers import Job, Send, side_by_side
 from tcm.recipes.decided import noted_decision, settled
+from tcm.recipes.estimates import less_memory
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.lineage import (
     condition_of,
@@ -205,13 +206,15 @@ class Run:
             if self.processes.first:
                 note(self.folder, self.recipe, plan.init)
         stage = recipe.stages[name]
-        trainer = self._trainer(recipe, name, models)
+        images, count = (card.image_shape, card.condition), self.processes.count
         checkpoints = Checkpoints(folder / "state", stage.keep, self.processes, stage.checkpoint_every)
         with ExitStack() as opened:
+            opened.enter_context(memory_errors(lambda: less_memory(recipe, name, count, images, self.options.sharded)))
             opened.enter_context(disk_errors(folder))
             opened.enter_context(products(stage.precision))
             opened.enter_context(threads_restored())
             opened.enter_context(deterministic_kernels(self.options.deterministic))
+            trainer = self._trainer(recipe, name, models)
             metrics, trackers = opened.enter_context(self._records(folder))
             progress = show(folder.name, stage.steps)
             warnings: list[str] = []
