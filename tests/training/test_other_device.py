@@ -25,7 +25,8 @@ def two_steps(stage: str, device: torch.device, *overrides: str) -> list[StepRec
     dataset = open_dataset("digits")
     card = card_of(recipe, stage, dataset.shape, dataset.condition_kind)
     torch.manual_seed(0)
-    denoisers = [Model.fresh(card).denoiser.to(device) for _ in range(3)]
+    wide = card.model_copy(update={"t_min": recipe.t_min})
+    denoisers = [Model.fresh(one).denoiser.to(device) for one in (card, wide, wide)]
     trainer = Trainer(
         spec,
         spec.build(recipe),

@@ -18,7 +18,9 @@ def fresh_trainer(recipe: Recipe, name: str, dataset: Dataset, processes: Proces
     """A stage's trainer with newly initialised models in all roles."""
     stage, roles = recipe.stages[name], roles_of(recipe, name)
     card = card_of(recipe, name, dataset.shape, dataset.condition_kind if recipe.conditional else None)
-    models = {key: Model.fresh(card).to(processes.device).denoiser for key in roles}
+    wide = card.model_copy(update={"t_min": recipe.t_min, "t_max": recipe.t_max})  # as helpers are defined
+    cards = {key: card if key == "student" else wide for key in roles}
+    models = {key: Model.fresh(own).to(processes.device).denoiser for key, own in cards.items()}
     for key, model in models.items():
         model.learn(roles[key].trained)
     bins = time_bins(recipe.t_min, recipe.t_max)
