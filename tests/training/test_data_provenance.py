@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from tcm.data import ArrayDataset, open_dataset
 from tcm.data.order import global_batch
+from tcm.data.pictures import FolderPictures
 from tcm.foundation.errors import TcmError
 from tcm.recipes.schema import Recipe
 from tcm.training.run import Run
@@ -48,28 +48,25 @@ def noted(run: Path) -> dict[str, str | None]:
     }
 
 
-def test_no_stage_waits_for_the_hash_of_its_data(tmp_path: Path) -> None:
+def test_no_stage_waits_for_the_hash_of_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One image, which training does not use, can be read only once both stages are done."""
     folder = writers.write_files(tmp_path / "images", FILES)
     used = np.concatenate([global_batch(len(IMAGES), 0, step, BATCH) for step in range(STEPS + 8)])
-    late = folder / f"{min(set(range(1, len(IMAGES))) - set(used.tolist())):05d}.png"
-    content = late.read_bytes()
-    late.unlink()
-    os.mkfifo(late)
+    late = min(set(range(1, len(IMAGES))) - set(used.tolist()))
     seen: list[dict[str, str | None]] = []
+    read = FolderPictures.data
 
-    def release() -> None:
+    def slow(pictures: FolderPictures, index: int) -> bytes:
         deadline = time.monotonic() + 120
-        while len(noted(tmp_path / "run")) < 2 and time.monotonic() < deadline:
+        while index == late and len(noted(tmp_path / "run")) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        seen.append(noted(tmp_path / "run"))
-        late.write_bytes(content)
+        if index == late:
+            seen.append(noted(tmp_path / "run"))
+        return read(pictures, index)
 
-    releasing = Thread(target=release, daemon=True)
-    releasing.start()
+    monkeypatch.setattr(FolderPictures, "data", slow)
     said = train(tiny_recipe(STEPS, *words(folder)), tmp_path / "run")
-    releasing.join()
-    assert seen == [{"0-diffusion": None, "1-consistency": None}], "a stage waited"
+    assert seen[0] == {"0-diffusion": None, "1-consistency": None}, "a stage waited"
     assert "computing the hash of the data" in said
     truth = ArrayDataset(IMAGES).content_hash()
     assert noted(tmp_path / "run") == {"0-diffusion": truth, "1-consistency": truth}
