@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -13,9 +15,9 @@ from inprocess import ALONE, train
 from launching import tiny_recipe
 from rich.console import Console
 
-from tcm.data import ArrayDataset, open_dataset
+from tcm.data import ArrayDataset, Dataset, open_dataset
+from tcm.data.hashing import BackgroundHash
 from tcm.data.order import global_batch
-from tcm.data.pictures import FolderPictures
 from tcm.foundation.errors import TcmError
 from tcm.recipes.schema import Recipe
 from tcm.training.run import Run
@@ -49,24 +51,28 @@ def noted(run: Path) -> dict[str, str | None]:
 
 
 def test_no_stage_waits_for_the_hash_of_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One image, which training does not use, can be read only once both stages are done."""
+    """The process that computes it is stopped until both stages are done."""
     folder = writers.write_files(tmp_path / "images", FILES)
-    used = np.concatenate([global_batch(len(IMAGES), 0, step, BATCH) for step in range(STEPS + 8)])
-    late = min(set(range(1, len(IMAGES))) - set(used.tolist()))
     seen: list[dict[str, str | None]] = []
-    read = FolderPictures.data
 
-    def slow(pictures: FolderPictures, index: int) -> bytes:
-        deadline = time.monotonic() + 120
-        while index == late and len(noted(tmp_path / "run")) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if index == late:
+    class Late(BackgroundHash):
+        def __init__(self, dataset: Dataset) -> None:
+            super().__init__(dataset)
+            assert self._child is not None
+            self._child.send_signal(signal.SIGSTOP)
+            Thread(target=self._release, daemon=True).start()
+
+        def _release(self) -> None:
+            deadline = time.monotonic() + 120
+            while len(noted(tmp_path / "run")) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
             seen.append(noted(tmp_path / "run"))
-        return read(pictures, index)
+            assert self._child is not None
+            self._child.send_signal(signal.SIGCONT)
 
-    monkeypatch.setattr(FolderPictures, "data", slow)
+    monkeypatch.setattr("tcm.training.data_provenance.BackgroundHash", Late)
     said = train(tiny_recipe(STEPS, *words(folder)), tmp_path / "run")
-    assert seen[0] == {"0-diffusion": None, "1-consistency": None}, "a stage waited"
+    assert seen == [{"0-diffusion": None, "1-consistency": None}], "a stage waited"
     assert "computing the hash of the data" in said
     truth = ArrayDataset(IMAGES).content_hash()
     assert noted(tmp_path / "run") == {"0-diffusion": truth, "1-consistency": truth}
