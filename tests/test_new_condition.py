@@ -252,7 +252,7 @@ def test_its_run_is_measured(run: Path) -> None:
     write_text(run / "scores.jsonl", "")
     append_scores(run / "scores.jsonl", [scores[0], owed, scores[2]])
     assert "truncated" in unmeasured_stages(recipe, run, plan)
-    assert measure_stage(run, "truncated", plan, lambda message: None, StopRequest(patient=True))
+    assert measure_stage(make_recipe(), run, "truncated", plan, lambda message: None, StopRequest(patient=True))
     *before, last = read_scores(run / "scores.jsonl")
     assert before == [scores[0], owed, scores[2]]
     assert (last.sampling, last.detector_hash) == (scores[1].sampling, scores[1].detector_hash)

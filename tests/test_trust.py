@@ -182,7 +182,6 @@ CLASS = "is not a subclass of"
         ("evil:Net", WORD),
         ("evil.net:Net", WORD),
         ("idlelib.idle:Net", WORD),
-        ("tcm.__main__:main", WORD),
         ("class:Net", WORD),
         ("tcm.no_such_module:Net", WORD),
         ("os:no_such_class", WORD),

@@ -93,7 +93,7 @@ def test_a_runtime_of_ones_own(tmp_path: Path, runtime: Runtime) -> None:
 
 def test_a_damaged_runtime_is_refused(tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TCM_DATA", str(tmp_path))
-    kept = tmp_path / PACKAGE.replace("@", "-")
+    kept = tmp_path / PACKAGE.name.replace("@", "-")
     kept.mkdir()
     (kept / CODE_FILE).write_bytes(runtime.code + b" ")
     (kept / WASM_FILE).write_bytes(runtime.wasm)
