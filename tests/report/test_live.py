@@ -1,19 +1,19 @@
-"""`tcm watch`: a real server asked by a real client, while a run's files change."""
+"""`tcm watch`: the page that it writes while a run's files change."""
 
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 from filelock import FileLock
 
 from tcm.foundation.errors import TcmError
-from tcm.report.live import LivePage, remaining, serve
+from tcm.report.live import LivePage, remaining
 from tcm.report.records import read_run
 
 WATCH = [sys.executable, "-c", "from tcm.cli import main; main()", "watch"]
@@ -41,30 +41,51 @@ def test_the_page_follows_the_run_until_ctrl_c(halfway: Path, failed_run: Path) 
     metrics = halfway / "2-continued" / "metrics.jsonl"
     metrics.write_text(line(1, 16.0))
     shutil.copytree(failed_run / "0-diffusion" / "samples", halfway / "0-diffusion" / "samples", dirs_exist_ok=True)
-    process = subprocess.Popen([*WATCH, str(halfway), "--every", "3"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*WATCH, str(halfway), "--every", "1"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        address = said.split(" at ")[1].split()[0]
-        assert address.startswith("http://127.0.0.1:")
-        page = urlopen(address).read().decode()
-        assert '<meta http-equiv="refresh" content="3">' in page
+        file = halfway / "live.html"
+        assert said.startswith(f"{file}: open it in a browser")
+        page = file.read_text("utf-8")
+        assert '<meta http-equiv="refresh" content="1">' in page
         assert "<script" not in page
         assert "<strong>continued</strong>, step 1 of 4, loss 0.125, 16 images/s" in page
         assert "Left: <strong>" in page
         assert "data:image/png;base64" in page, "the newest grid"
-        with metrics.open("a") as file:
-            file.write(line(3, 16.0))
-        assert "step 3 of 4" in urlopen(address).read().decode()
-        with pytest.raises(HTTPError, match="404"):
-            urlopen(f"{address}recipe.toml")
+        with metrics.open("a") as lines:
+            lines.write(line(3, 16.0))
+        deadline = time.monotonic() + 60
+        while "step 3 of 4" not in file.read_text("utf-8"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     finally:
         process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
 
 
+def test_it_ends_with_the_run(fair_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    subprocess.run([*WATCH, str(fair_run), "--out", str(out)], check=True)
+    assert "All stages are finished" in out.read_text("utf-8")
+
+
+@dataclass
+class Page:
+    """A live page, and what it looks like."""
+
+    run: Path
+
+    def __post_init__(self) -> None:
+        self._live, self._file = LivePage(self.run, self.run / "live.html", 5), self.run / "live.html"
+
+    def current(self) -> str:
+        assert self._live.write(), "the run has not finished"
+        return self._file.read_text("utf-8")
+
+
 def test_the_page_knows_whether_the_run_is_being_trained(halfway: Path) -> None:
-    page = LivePage(halfway, 5)
+    page = Page(halfway)
     assert "No process is training it: <code>tcm train" in page.current()
     with FileLock(halfway / ".lock"):
         assert "A process is training it." in page.current()
@@ -82,9 +103,10 @@ def test_what_is_left(halfway: Path) -> None:
 
 
 def test_the_page_is_made_again_only_for_changed_files(halfway: Path) -> None:
-    page = LivePage(halfway, 5)
-    first = page.current()
-    assert page.current() is first
+    page = Page(halfway)
+    first, written = page.current(), (halfway / "live.html").stat().st_mtime_ns
+    assert page.current() == first
+    assert (halfway / "live.html").stat().st_mtime_ns == written
     (halfway / "2-continued" / "metrics.jsonl").write_text(line(1, 16.0))
     assert page.current() != first
 
@@ -95,7 +117,7 @@ def test_the_page_of_a_studys_run_follows_the_stages_that_it_shares(halfway: Pat
         (halfway / name).rename(folder)
     where = {name.partition("-")[2]: f"../{name}" for name in [*shared, "3-truncated"]}
     (halfway / "elsewhere.json").write_text(json.dumps(where))
-    page = LivePage(halfway, 5)
+    page = Page(halfway)
     first = page.current()
     (shared["2-continued"] / "metrics.jsonl").write_text(line(1, 16.0))
     assert page.current() != first
@@ -107,8 +129,6 @@ def test_nothing_is_known_before_the_first_numbers(halfway: Path) -> None:
     assert remaining(read_run(halfway)) is None
 
 
-def test_what_cannot_be_served(halfway: Path, tmp_path: Path) -> None:
+def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(TcmError, match=r"holds no recipe\.toml"):
-        serve(tmp_path)
-    with serve(halfway) as first, pytest.raises(TcmError, match="cannot be used"):
-        serve(halfway, first.server_port)
+        LivePage(tmp_path, tmp_path / "live.html", 5)

@@ -1,32 +1,26 @@
-"""A run while it trains: a page of what its files hold, served on this machine only, which reloads itself."""
+"""A run while it trains: a page of what its files hold, which reloads itself."""
 
 from dataclasses import dataclass
-from functools import partial
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isfinite
 from pathlib import Path
-from threading import Lock
 
 from tcm.foundation.counting import duration
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import write_text
 from tcm.foundation.locks import is_held
 from tcm.recipes.decided import DECIDED_FILE
 from tcm.recipes.estimates import estimate
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.report import curves, figures, overview
 from tcm.report.drawing import ObservedRun
-from tcm.report.html import Html, figure, paragraph, section, side_by_side
+from tcm.report.html import Html, figure, section, side_by_side
 from tcm.report.page import whole_page
 from tcm.report.records import RunRecord, StageRecord, read_run
 from tcm.report.watching import watching
 from tcm.training.locking import LOCK_FILE
 from tcm.training.metrics import METRICS_FILE
 from tcm.weights import stages_elsewhere
-
-HERE = "127.0.0.1"
-MOMENT = 0.2
-"""Seconds after which a server without requests looks whether it has been asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -121,22 +115,24 @@ def _now(run: RunRecord) -> Html:
 
 
 class LivePage:
-    """The page of a run, made again only where its files have changed: figures take the time of many steps."""
+    """The page of a run, written again only where its files have changed: figures take the time of many steps."""
 
-    def __init__(self, folder: Path, every: float) -> None:
-        self._folder, self._every = folder, every
+    def __init__(self, run: Path, file: Path, every: float) -> None:
+        read_run(run)
+        self._run, self._file, self._every = run, file, every
         self._seen: dict[Path, int | None] | None = None
-        self._page = ""
-        self._making = Lock()  # the style of figures belongs to the process
 
-    def current(self) -> str:
-        """The page as the files are now."""
-        with self._making:
-            seen: dict[Path, int | None] = {path: path.stat().st_mtime_ns for path in _watched(self._folder)}
-            seen[self._folder / LOCK_FILE] = is_held(self._folder / LOCK_FILE)
+    def write(self) -> bool:
+        """Write the page if it would differ from the last one; false when the run has finished."""
+        try:
+            seen: dict[Path, int | None] = {path: path.stat().st_mtime_ns for path in _watched(self._run)}
+            seen[self._run / LOCK_FILE] = is_held(self._run / LOCK_FILE)
             if seen != self._seen:
-                self._page, self._seen = live_page(self._folder, self._every), seen
-            return self._page
+                write_text(self._file, live_page(self._run, self._every))
+            self._seen = seen
+            return any(stage.status != "finished" for stage in read_run(self._run).stages)
+        except FileNotFoundError:  # a file in the middle of a change: the next look will see it
+            return True
 
 
 def _watched(folder: Path) -> list[Path]:
@@ -144,44 +140,3 @@ def _watched(folder: Path) -> list[Path]:
     stages = [*stages_elsewhere(folder).values()] or [path for path in folder.iterdir() if path.is_dir()]
     patterns = (METRICS_FILE, DECIDED_FILE, "samples/*.png", "state/step-*", "model")
     return [folder / RECIPE_FILE, *(path for stage in stages for pattern in patterns for path in stage.glob(pattern))]
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers with the page of one run."""
-
-    def __init__(self, page: LivePage, *arguments: object) -> None:
-        self._page = page
-        super().__init__(*arguments)  # type: ignore[arg-type]
-
-    def do_GET(self) -> None:
-        if self.path != "/":
-            self.send_error(404)
-            return
-        try:
-            page = self._page.current()
-        except (TcmError, OSError) as error:  # a file in the middle of a change: the next reload will show it
-            page = whole_page("live", [paragraph(str(error), "failure")], '<meta http-equiv="refresh" content="2">\n')
-        content = page.encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the page is asked for every few seconds."""
-
-
-def serve(folder: Path, port: int = 0, every: float = 5) -> ThreadingHTTPServer:
-    """A server of a run's live page on 127.0.0.1, at `port` or at a free one.
-
-    Its `handle_request` serves one request, or returns without any after a moment.
-    """
-    read_run(folder)
-    try:
-        server = ThreadingHTTPServer((HERE, port), partial(_Handler, LivePage(folder, every)))
-    except OSError as error:
-        raise TcmError(f"--port={port} cannot be used ({error.strerror}); choose another, or leave it out") from error
-    server.timeout = MOMENT
-    return server
