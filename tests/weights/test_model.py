@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from convert_card import converted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -302,21 +303,15 @@ FORMAT_3 = {key: value for key, value in FORMAT_2.items() if key not in ("t_prim
 
 
 @pytest.mark.parametrize("earlier", [FORMAT_1, FORMAT_2, FORMAT_3])
-def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> None:
-    """The bundled model with the cards that it had: saved again, the card has today's format."""
+def test_models_from_before_the_first_release_are_converted(earlier: dict, tmp_path: Path) -> None:
+    """The bundled model with the cards that it had."""
     folder = tmp_path / "digits"
     shutil.copytree(BUNDLED / "digits", folder, ignore=shutil.ignore_patterns("README.md"))
     (folder / "config.json").write_text(json.dumps(earlier))
-    today = tcm.load("digits")
-    model = tcm.load(folder)
-    assert model.card == today.card == inspect(folder)
-    assert (model.card.condition, model.card.sampler) == (Classes(10), ConsistencySampler())
-    assert (model.card.t_min, model.card.format) == (1.0, 4)
-    assert torch.equal(model.sample(4, steps=2, labels=3), today.sample(4, steps=2, labels=3))
-    model.save(folder)
-    sampler = json.loads((folder / "config.json").read_text())["sampler"]
-    assert sampler == {"kind": "consistency", "second_time": 1.0, "marginal": False}
-    assert tcm.load(folder).card == today.card
+    with pytest.raises(TcmError, match=rf"format={earlier['format']} .*; convert the file with tools/convert_card.py"):
+        tcm.load(folder)
+    (folder / "config.json").write_text(json.dumps(converted(earlier)))
+    assert tcm.load(folder).card == tcm.load("digits").card == inspect(folder)
 
 
 @pytest.mark.parametrize(
@@ -327,10 +322,8 @@ def test_models_of_earlier_formats_still_load(earlier: dict, tmp_path: Path) -> 
     ],
 )
 def test_what_a_card_of_the_first_format_means(changes: dict, sampler: Sampler, condition: Classes | None) -> None:
-    found = ModelCard.model_validate_json(json.dumps(FORMAT_1 | changes))
-    assert (found.format, found.sampler, found.condition) == (4, sampler, condition)
-    without = {key: value for key, value in (FORMAT_1 | changes).items() if key != "classes"}
-    assert ModelCard.model_validate_json(json.dumps(without)).condition is None
+    card = ModelCard.model_validate_json(json.dumps(converted(FORMAT_1 | changes)))
+    assert (card.sampler, card.condition) == (sampler, condition)
 
 
 def test_cards_are_frozen() -> None:

@@ -109,21 +109,16 @@ class ModelCard(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_earlier_formats(cls, fields: Any) -> Any:
-        """Format 1 knew classes as its only condition, and the kind stood for the sampler. Format 2 named the sampler,
-        with its second_time next to it, and repeated a truncated model's t_min as t_prime. Format 3 knew no companion.
-        """
+    def _with_sampler(cls, fields: Any) -> Any:
+        """The sampler that goes with the kind, if none is given."""
         if not isinstance(fields, dict):
             return fields
-        fields = {"sampler": "heun" if fields.get("kind") == "diffusion" else "consistency"} | fields
-        if fields.get("format") == 1:
-            classes = fields.pop("classes", 0)
-            fields |= {"format": 2, "condition": {"kind": "classes", "count": classes} if classes else None}
-        if fields.get("format", 2) == 2 and isinstance(fields["sampler"], str):
-            t_2 = {"second_time": fields.pop("second_time", 1.0)} if fields["sampler"] == "consistency" else {}
-            fields = {key: fields[key] for key in fields if key not in ("t_prime", "second_time")}
-            fields |= {"format": 3, "sampler": {"kind": fields["sampler"]} | t_2}
-        return fields | ({"format": 4} if fields.get("format") == 3 else {})
+        if fields.get("format") in (1, 2, 3):
+            raise ValueError(
+                f"format={fields['format']} is from before the first release; convert the file with "
+                "tools/convert_card.py of the repository"
+            )
+        return {"sampler": {"kind": "heun" if fields.get("kind") == "diffusion" else "consistency"}} | fields
 
     @model_validator(mode="after")
     def _check(self) -> Self:
