@@ -31,7 +31,7 @@ from tcm.foundation.processes import Processes
 from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE
 from tcm.recipes.resolve import resolve
-from tcm.training.run import Run, RunOptions
+from tcm.training.run import Run
 from tcm.weights import Model
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -73,7 +73,6 @@ def train(folder: Path, overrides: Sequence[str]) -> None:
         folder,
         Processes(torch.device("cpu")),
         Console(file=StringIO()),
-        RunOptions(later="redo"),
     )
     run.train()
 

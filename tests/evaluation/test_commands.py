@@ -163,7 +163,6 @@ def a_run(models: Path) -> Path:
     folder = Path("a run")
     for name, kind in (("0-diffusion", "diffusion"), ("1-consistency", "consistency"), ("10-again", "truncated")):
         tcm.load(models / kind).save(folder / name / "model")
-    tcm.load(models / "diffusion").save(folder / "10-again.before-1" / "model")
     (folder / "11-more" / "state").mkdir(parents=True)
     (folder / "recipe.toml").touch()
     return folder

@@ -55,11 +55,9 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     rows = {row[0]: row[1:] for line in dry_run(str(run)).splitlines() if (row := line.split())}
     assert (rows[FOLDERS[0]][-1], rows[FOLDERS[1]][:3]) == ("done", ["at", "step", "4"])
     assert rows[FOLDERS[1]][-2:] == ["0", "s"]
-    text = dry_run(str(run), "diffusion.steps=8", "--redo-later")
-    assert "changes: diffusion.steps: 4 → 8 (extended)" in text
-    rows = {row[0]: row[1:] for line in text.splitlines() if (row := line.split())}
-    assert (rows[FOLDERS[0]][:3], rows[FOLDERS[1]][:3]) == (["at", "step", "4"], ["at", "step", "0"])
-    with pytest.raises(TcmError, match="pass --redo-later"):
+    text = dry_run(str(run), "consistency.steps=8")
+    assert "changes: consistency.steps: 4 → 8" in text
+    with pytest.raises(TcmError, match="move 1-consistency to another place first"):
         dry_run(str(run), "diffusion.steps=8")
     with pytest.raises(TcmError, match=r"was started with another recipe \(seed: 0 → 1\)"):
         dry_run(str(run), "seed=1")
@@ -74,7 +72,6 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
         (STAGE_1, "consistency.init needs the model that the run starts from; give it with --init MODEL"),
         ((*STAGE_1, "--init", "./nowhere"), "./nowhere is not a folder"),
         (("--shard",), "--shard needs several processes"),
-        (("--redo-later", "--keep-later"), "--redo-later and --keep-later contradict each other"),
         (("--device", "nonsense"), "device=nonsense is not a device"),
     ],
 )

@@ -11,7 +11,6 @@ from launching import FOLDERS, STAGES, fingerprint, lines, model_weights, tiny_r
 import tcm
 from tcm.foundation.errors import TcmError
 from tcm.recipes.changes import changes
-from tcm.recipes.folders import moved_aside
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.report.records import read_run
@@ -142,54 +141,18 @@ def longer(*overrides: str) -> Recipe:
     return tiny_recipe(4, *TWO, "diffusion.steps=8", *overrides)
 
 
-def test_later_stages_are_redone(tmp_path: Path) -> None:
-    """As if the run had been this long from the start; the old stage is kept, and the report shows it."""
+def test_later_stages_are_trained_again_once_they_are_out_of_the_way(tmp_path: Path) -> None:
+    """As if the run had been this long from the start."""
     run = tmp_path / "run"
     train(tiny_recipe(4, *TWO), run)
-    before = model_weights(run, FOLDERS[1])
     assert refusal(longer(), run) == (
-        f"1-consistency of {run} would no longer be trained from the model of diffusion; pass --redo-later to train "
-        "the later stages again (the old ones are moved aside), or --keep-later to leave them as they are"
+        f"{run}/1-consistency would no longer be trained from the model of diffusion; to train again what depends on "
+        "it, move 1-consistency to another place first, or use another --run"
     )
-    said = train(longer("consistency.learning_rate=1e-3"), run, RunOptions(later="redo"))
-    assert "1-consistency is trained again (the old one: 1-consistency.before-1)" in said
+    (run / FOLDERS[1]).rename(tmp_path / "old")
+    train(longer("consistency.learning_rate=1e-3"), run)
     train(longer("consistency.learning_rate=1e-3"), tmp_path / "straight")
     assert same_models(run, tmp_path / "straight")
-    for name, tensor in model_weights(run, "1-consistency.before-1").items():
-        assert tensor.equal(before[name]), name
-    stages = read_run(run).stages
-    assert [(stage.name, stage.status) for stage in stages] == [
-        ("diffusion", "finished"),
-        ("consistency (before 1)", "finished"),
-        ("consistency", "finished"),
-    ]
-    assert [stage.spec.learning_rate for stage in stages[1:]] == [0.004, 1e-3]
-
-
-def test_later_stages_are_kept(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(tiny_recipe(4, *TWO), run)
-    before = fingerprint(run)
-    said = train(longer(), run, RunOptions(later="keep"))
-    assert "1-consistency stays as it is" in said
-    after = fingerprint(run)
-    assert all(after[name] == before[name] for name in before if name.startswith(FOLDERS[1]))
-    assert [lines(run / folder)[-1]["step"] for folder in FOLDERS[:2]] == [8, 4]
-    assert "diffusion" not in train(longer(), run), "nothing is left to do"
-    assert refusal(longer("consistency.steps=6"), run).startswith(
-        "consistency cannot be extended: it was trained from a model that has changed since"
-    )
-
-
-def test_what_cannot_be_kept(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(tiny_recipe(4, *TWO), run)
-    keep = RunOptions(later="keep")
-    assert refusal(longer("consistency.steps=6"), run, keep) == (
-        "--keep-later: 1-consistency is being extended too, so it cannot stay as it is; pass --redo-later"
-    )
-    shutil.rmtree(run / FOLDERS[1] / "model")
-    assert "1-consistency has not finished, so it cannot stay" in refusal(longer(), run, keep)
 
 
 def test_an_extension_that_was_cut_short(tmp_path: Path) -> None:
@@ -197,17 +160,10 @@ def test_an_extension_that_was_cut_short(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(tiny_recipe(4, *TWO), run)
     train(longer(), tmp_path / "straight")
-    (run / FOLDERS[1]).rename(run / "1-consistency.before-1")
+    shutil.rmtree(run / FOLDERS[1])
     (run / FOLDERS[0] / "model").rename(run / FOLDERS[0] / "model-step-4")
     shutil.copytree(run, tmp_path / "copy")
     train(longer(), run)
     assert same_models(run, tmp_path / "straight")
     train(tiny_recipe(4, *TWO), tmp_path / "copy")
     assert (tmp_path / "copy" / FOLDERS[0] / "model").is_dir()
-
-
-def test_the_folder_of_a_stage_that_is_trained_again(tmp_path: Path) -> None:
-    stage = tmp_path / "2-truncated"
-    for number in range(1, 12):
-        assert moved_aside(stage).name == f"2-truncated.before-{number}"
-        moved_aside(stage).mkdir()

@@ -24,7 +24,7 @@ def plan_table(recipe: Recipe, plan: RunPlan, processes: int = 1) -> Table:
     card = next(iter(plan.cards.values()))
     for name, stage in recipe.stages.items():
         cost = estimate(recipe, stage, processes, (card.image_shape, card.condition))
-        step = 0 if name in plan.resumption.redone else newest_step(plan.folders[name])
+        step = newest_step(plan.folders[name])
         seconds = _seconds_per_step(plan.folders[name], stage.batch)
         left = "done" if name in plan.done else "" if seconds is None else duration((stage.steps - step) * seconds)
         table.add_row(

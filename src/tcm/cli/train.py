@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -62,12 +62,6 @@ def train(
         typer.Option("--deterministic", help="Use deterministic kernels: slower, but with the same bits each time."),
     ] = False,
     track: Annotated[list[TrackerName] | None, typer.Option(help="Also log to this service; may be repeated.")] = None,
-    redo_later: Annotated[
-        bool, typer.Option("--redo-later", help="When a stage is extended, train those after it again.")
-    ] = False,
-    keep_later: Annotated[
-        bool, typer.Option("--keep-later", help="When a stage is extended, leave those after it as they are.")
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the stages, their memory and time, and stop.")
     ] = False,
@@ -83,11 +77,8 @@ def train(
     from tcm.training.adapting import adapted, fitted_to
     from tcm.training.run import Run, RunOptions
 
-    if redo_later and keep_later:
-        raise TcmError("--redo-later and --keep-later contradict each other; give one of them")
     if full and not dry_run:
         raise TcmError("--full applies only to --dry-run; add --dry-run")
-    later: Literal["redo", "keep"] | None = "redo" if redo_later else "keep" if keep_later else None
     changes = [*(overrides or []), *([f"data.path={data}"] if data else [])]
     uses_init = any(change.endswith("=init") for change in changes)
     with join(device) as processes:
@@ -111,7 +102,7 @@ def train(
             if adjustments := differences(before, after):
                 console.print(f"adapted to {what}: {'; '.join(adjustments)}", highlight=False, soft_wrap=True)
         folder = run or Path("runs", resolved.name)
-        options = RunOptions(init, shard, tuple(track or ()), deterministic, later)
+        options = RunOptions(init, shard, tuple(track or ()), deterministic)
         training = Run(resolved, folder, processes, console, options)
         if dry_run:
             _print_plan(training, workers, full)

@@ -5,7 +5,7 @@ from pathlib import Path
 from tcm.recipes.schema import Recipe
 from tcm.weights import RECIPE_FILE, is_run, stages_elsewhere
 
-__all__ = ["RECIPE_FILE", "SCORES_FILE", "all_moved_aside", "moved_aside", "run_of", "stage_folders"]
+__all__ = ["RECIPE_FILE", "SCORES_FILE", "run_of", "stage_folders"]
 
 SCORES_FILE = "scores.jsonl"
 
@@ -27,14 +27,3 @@ def run_of(folder: Path) -> Path | None:
     inside = folder.name == "model" or (folder / "model").is_dir()
     around = list(folder.absolute().parents[:2]) if inside else []
     return next((one for one in [*reversed(around), folder] if is_run(one)), None)
-
-
-def moved_aside(stage: Path) -> Path:
-    """Where a stage's folder goes when the stage is trained again: 2-truncated.before-1, then .before-2."""
-    return stage.with_name(f"{stage.name}.before-{len(all_moved_aside(stage)) + 1}")
-
-
-def all_moved_aside(stage: Path) -> list[Path]:
-    """What a stage's folder was before it was trained again, each time; the oldest first."""
-    found = stage.parent.glob(f"{stage.name}.before-*")
-    return sorted(found, key=lambda folder: (len(folder.name), folder.name))

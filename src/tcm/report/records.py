@@ -1,7 +1,7 @@
 """What a run's folder holds: recipe, progress, numbers, events, scores; a run in progress or a failed one too."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from tcm.evaluation.scores import Score, read_scores
 from tcm.foundation.errors import TcmError
 from tcm.method.sampling import Sampler
 from tcm.recipes.decided import settled
-from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, all_moved_aside, stage_folders
+from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE, stage_folders
 from tcm.recipes.resolve import noted_recipe
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
@@ -136,9 +136,7 @@ def _read_run(folder: Path, name: str) -> RunRecord:
     if not (folder / RECIPE_FILE).is_file():
         raise TcmError(f"{folder} holds no {RECIPE_FILE}; give the folder of a run, such as runs/digits")
     recipe = settled(noted_recipe(folder), folder)
-    stages = []
-    for stage, path in stage_folders(recipe, folder).items():
-        stages += [*_before(stage, path), _read_stage(recipe, stage, path)]
+    stages = [_read_stage(recipe, stage, path) for stage, path in stage_folders(recipe, folder).items()]
     scores: list[Score] = []
     problem = None
     if (folder / SCORES_FILE).is_file():
@@ -147,16 +145,6 @@ def _read_run(folder: Path, name: str) -> RunRecord:
         except TcmError as error:
             problem = str(error)
     return RunRecord(name, folder, recipe, stages, scores, problem, noted_init(None, folder))
-
-
-def _before(name: str, stage: Path) -> list[StageRecord]:
-    """A stage that was trained again, as it was before: the folders that hold a model and the run's recipe of then."""
-    found = []
-    for number, folder in enumerate(all_moved_aside(stage), start=1):
-        if (folder / "model").is_dir() and (folder / RECIPE_FILE).is_file():
-            then = _read_stage(noted_recipe(folder), name, folder)
-            found.append(replace(then, name=f"{name} (before {number})"))
-    return found
 
 
 def _read_stage(recipe: Recipe, name: str, folder: Path) -> StageRecord:

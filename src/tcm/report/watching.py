@@ -17,9 +17,7 @@ def watching(runs: Sequence[ObservedRun]) -> str:
     for run in (run.record for run in runs):
         colours = figures.series_of(run.stages)
         for stage in run.stages:
-            # A stage that was trained again is also shown as it was before, under a name that the recipe does not know.
-            curves = read_curves(stage.lines) if stage.name in run.recipe.stages else {}
-            if curves:
+            if curves := read_curves(stage.lines):
                 marked = [role.highest for role in watching_roles(run.recipe, stage.name) if role.highest is not None]
                 svg = figures.watched(curves, marked, colours[stage.name])
                 caption = f"{stage.name}: denoised distance at times around t′ (bold)." + _decisions(run, stage)
@@ -34,7 +32,6 @@ def watching(runs: Sequence[ObservedRun]) -> str:
 
 def _decisions(run: RunRecord, stage: StageRecord) -> str:
     """Why the stage ended, and what later ones decided from its curves."""
-    later = [other for other in run.stages if other.name in run.recipe.stages]
-    later = later[later.index(stage) :]
+    later = run.stages[run.stages.index(stage) :]
     found = [(other.name, noted_decision(other.folder)) for other in later]
     return "".join(f" {name}: {decision.reason}." for name, decision in found if decision is not None)

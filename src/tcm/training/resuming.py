@@ -4,23 +4,18 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from tcm.foundation.errors import TcmError
 from tcm.foundation.files import sync_folder, write_text
 from tcm.recipes.changes import Change, changes
 from tcm.recipes.decided import settled
-from tcm.recipes.folders import RECIPE_FILE, moved_aside, stage_folders
+from tcm.recipes.folders import RECIPE_FILE, stage_folders
 from tcm.recipes.resolve import noted_recipe, to_toml
 from tcm.recipes.schema import Recipe
 from tcm.training.stage_models import needed_stages
 from tcm.weights import is_run, last_model
 
-INIT_FILE, KEPT_FILE = "init.txt", "kept.txt"
-"""The latter is in a stage's folder: it stays as it is although a stage that it was trained from has changed since."""
-
-Later = Literal["redo", "keep"]
-"""What happens to finished stages that were trained from a stage that is now extended."""
+INIT_FILE = "init.txt"
 
 
 @dataclass(frozen=True)
@@ -33,52 +28,39 @@ class Resumption:
     """The data has another path, and must be checked to be the same."""
     extended: Mapping[str, int] = field(default_factory=dict)
     """The finished stages that are trained further, and the steps they have had."""
-    redone: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
 
 
-def resumption(recipe: Recipe, run: Path, later: Later | None) -> Resumption:
+def resumption(recipe: Recipe, run: Path) -> Resumption:
     """What a recipe changes in a run; refuses what would make it another run. A stage not begun yet may change."""
     if not (run / RECIPE_FILE).exists():
         return Resumption()
     noted, folders = settled(noted_recipe(run), run), stage_folders(recipe, run)
     found = changes(noted, settled(recipe, run))
     begun = {name for name, folder in folders.items() if _begun(folder)}
-    longer = [change.stage for change in found if change.rule == "longer" and change.stage in begun]
-    affected = [name for name in _dependents(recipe, longer) if name in begun]
-    redone = affected if later == "redo" else []
-    free_stages = (folders.keys() - begun) | set(redone)
-    found = [change for change in found if change.stage not in free_stages]
+    found = [change for change in found if change.stage in begun or change.stage not in folders]
     if refused := [change.text for change in found if change.rule is None]:
         remedy = "use the run's own recipe or another --run"
         raise TcmError(f"{run} was started with another recipe ({'; '.join(refused)}); {remedy}")
-    longer = [name for name in longer if name not in redone]
+    longer = [change.stage for change in found if change.rule == "longer"]
+    if later := [folders[name] for name in _dependents(recipe, longer) if name in begun]:
+        raise TcmError(
+            f"{', '.join(map(str, later))} would no longer be trained from the model of {', '.join(longer)}; to train "
+            f"again what depends on it, move {later[0].name} to another place first, or use another --run"
+        )
     extended = {name: noted.stages[name].steps for name in longer if (folders[name] / "model").is_dir()}
     for name, steps in extended.items():
         _check_extension(name, folders[name], steps)
-    _check_later(run, longer, affected, folders, later)
     said = [_in_words(change, extended) for change in found]
-    said += [
-        f"{folders[name].name} is trained again (the old one: {moved_aside(folders[name]).name})" for name in redone
-    ]
-    kept = [name for name in affected if later == "keep"]
-    said += [f"{folders[name].name} stays as it is" for name in kept]
     moved = next((change for change in found if change.rule == "same content"), None)
-    return Resumption(tuple(said), moved, extended, tuple(redone), tuple(kept))
+    return Resumption(tuple(said), moved, extended)
 
 
 def adopt(change: Resumption, recipe: Recipe, run: Path) -> None:
-    """Carry out what changes: move aside what is trained again, reopen what is extended, note the recipe.
+    """Carry out what changes: reopen what is extended, note the recipe.
 
     It may be interrupted anywhere: the same command then does the rest.
     """
     folders = stage_folders(recipe, run)
-    for name in change.kept:
-        write_text(folders[name] / KEPT_FILE, "a stage that this one was trained from has been extended since\n")
-    for name in change.redone:
-        as_it_was = settled(noted_recipe(run), run)
-        write_text(folders[name] / RECIPE_FILE, to_toml(as_it_was))
-        folders[name].rename(moved_aside(folders[name]))
     for name, steps in change.extended.items():
         aside = folders[name] / f"model-step-{steps}"
         shutil.rmtree(aside, ignore_errors=True)
@@ -126,29 +108,6 @@ def _check_extension(name: str, folder: Path, steps: int) -> None:
             f"{name} cannot be extended: its last checkpoint, {last}, does not exist any more; restore it, or train a "
             f"new run from its model with --init {folder / 'model'}"
         )
-    if (folder / KEPT_FILE).exists():
-        raise TcmError(
-            f"{name} cannot be extended: it was trained from a model that has changed since; extend an earlier stage "
-            "with --redo-later, or use another --run"
-        )
-
-
-def _check_later(
-    run: Path, longer: list[str], affected: list[str], folders: Mapping[str, Path], later: Later | None
-) -> None:
-    """Stages that were trained from one that is now longer: the user says what happens to them."""
-    if not affected or later == "redo":
-        return
-    names = ", ".join(folders[name].name for name in affected)
-    if later is None:
-        raise TcmError(
-            f"{names} of {run} would no longer be trained from the model of {', '.join(longer)}; pass --redo-later to "
-            "train the later stages again (the old ones are moved aside), or --keep-later to leave them as they are"
-        )
-    for name in affected:
-        if name in longer or not (folders[name] / "model").is_dir():
-            state = "is being extended too" if name in longer else "has not finished"
-            raise TcmError(f"--keep-later: {folders[name].name} {state}, so it cannot stay as it is; pass --redo-later")
 
 
 def _in_words(change: Change, extended: Mapping[str, int]) -> str:

@@ -43,7 +43,7 @@ from tcm.training.learner import Learner
 from tcm.training.locking import only_one
 from tcm.training.metrics import METRICS_FILE, MetricsFile, time_bins
 from tcm.training.precision import products, store_in_bfloat16
-from tcm.training.resuming import Later, Resumption, adopt, note, noted_init, resumption
+from tcm.training.resuming import Resumption, adopt, note, noted_init, resumption
 from tcm.training.sharding import shard
 from tcm.training.stage_loop import StageLoop
 from tcm.training.stage_models import (
@@ -73,8 +73,6 @@ class RunOptions:
     sharded: bool = False
     trackers: Sequence[TrackerName] = ()
     deterministic: bool = False
-    later: Later | None = None
-    """What to do with stages that were trained from one that is now extended."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class Run:
         """What the run is made of, checked before anything is trained."""
         with self.processes.agreeing():
             self._check_processes()
-            resumed = resumption(self.recipe, self.folder, self.options.later)
+            resumed = resumption(self.recipe, self.folder)
             init = noted_init(self.options.init, self.folder)
             folders = stage_folders(self.recipe, self.folder)
             check_init_is_used(self.recipe, self.options.init)
@@ -348,8 +346,7 @@ class RunPlan:
 
 def _done(folders: Mapping[str, Path], resumed: Resumption) -> dict[str, Path]:
     models = {name: folder / "model" for name, folder in folders.items()}
-    again = {*resumed.extended, *resumed.redone}
-    return {name: model for name, model in models.items() if model.is_dir() and name not in again}
+    return {name: model for name, model in models.items() if model.is_dir() and name not in resumed.extended}
 
 
 def train_stage_alone(
