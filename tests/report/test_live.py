@@ -67,7 +67,9 @@ def test_the_page_follows_the_run_until_ctrl_c(halfway: Path, failed_run: Path) 
 def test_it_ends_with_the_run(fair_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     subprocess.run([*WATCH, str(fair_run), "--out", str(out)], check=True)
-    assert "All stages are finished" in out.read_text("utf-8")
+    page = out.read_text("utf-8")
+    assert "All stages are finished" in page
+    assert "refresh" not in page
 
 
 @dataclass

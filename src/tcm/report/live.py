@@ -89,7 +89,9 @@ def live_page(folder: Path, every: float) -> str:
         curves.stability([observed]),
         curves.losses([observed]),
     ]
-    return whole_page(f"{run.name} (live)", parts, f'<meta http-equiv="refresh" content="{every:g}">\n')
+    trains = any(stage.status != "finished" for stage in run.stages)
+    reload = f'<meta http-equiv="refresh" content="{every:g}">\n' if trains else ""
+    return whole_page(f"{run.name} (live)", parts, reload)
 
 
 def _now(run: RunRecord) -> Html:
