@@ -4,11 +4,14 @@ The process computes with the instructions that every x86 CPU has. So the same b
 agrees; elsewhere (another kind of CPU, another version of torch) results agree up to rounding.
 """
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -37,10 +40,10 @@ def finish(folder: Path) -> dict[str, Tensor]:
     return load_file(file)
 
 
-def _train(run: Path, recipe: str) -> None:
+def _run(*command: str | Path) -> None:
     from tcm.cli import main
 
-    sys.argv = ["tcm", "train", str(HERE / f"{recipe}.toml"), "--run", str(run)]
+    sys.argv = ["tcm", *map(str, command)]
     try:
         main()
     except SystemExit as end:
@@ -66,6 +69,24 @@ def _samples() -> dict[str, Tensor]:
     }
 
 
+def _exports() -> dict[str, Tensor]:
+    """What an exported graph computes, and the weights for diffusers."""
+    from onnxruntime import InferenceSession
+
+    with TemporaryDirectory() as work:
+        folder = Path(work)
+        for form in ("onnx", "diffusers"):
+            _run("export", "digits", "--to", form, "--out", folder / form)
+        x = torch.linspace(-3, 3, 128).view(2, 1, 8, 8)
+        given = {"x": x.numpy(), "t": np.array([1.5, 60.0], np.float32), "label": np.array([3, 8])}
+        (f,) = InferenceSession(folder / "onnx" / "f.onnx").run(None, given)
+        weights = load_file(folder / "diffusers" / "unet" / "diffusion_pytorch_model.safetensors")
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].numpy().tobytes())
+    return {"onnx f": torch.from_numpy(f), "diffusers": torch.tensor(list(digest.digest()))}
+
+
 def _arithmetic() -> Tensor:
     """Elementary operations and their gradients, by which we know whether the same bits can be expected."""
     torch.manual_seed(0)
@@ -82,10 +103,10 @@ def _arithmetic() -> Tensor:
 
 
 def _main(folder: Path, file: str) -> None:
-    tensors = {"arithmetic": _arithmetic()} | _samples()
+    tensors = {"arithmetic": _arithmetic()} | _samples() | _exports()
     for run in sorted(folder.iterdir()) or [folder / name for name in CUTS]:
         recipe = run.name.partition("-")[0]
-        _train(run, recipe)
+        _run("train", HERE / f"{recipe}.toml", "--run", run)
         tensors |= _weights(run, CUTS[recipe])
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
 
