@@ -218,9 +218,7 @@ def test_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = tmp_path / "ways-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ways\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        f"[tcm.preconditionings]\nhalf = {__name__}:Half\n[tcm.spacings]\ntenth = {__name__}:Tenth\n"
-    )
+    (about / "entry_points.txt").write_text(f"[tcm.parts]\nhalf = {__name__}:Half\ntenth = {__name__}:Tenth\n")
     monkeypatch.syspath_prepend(tmp_path)
     recipe = resolve("digits", words)
     assert recipe.preconditioning == Half()

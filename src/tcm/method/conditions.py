@@ -152,7 +152,7 @@ ConditionChoice = int | str | Sequence[int | str]
 class ConditionKind(ABC):
     """What a model is conditioned on. A kind is a frozen dataclass; a model's card holds its fields.
 
-    In a card its field `kind` names the class: one of ours, an entry point of `tcm.conditions`, or `module:Class`.
+    In a card its field `kind` names the class: one of ours, an entry point of `tcm.parts`, or `module:Class`.
     """
 
     takes_prompts: ClassVar[bool] = False

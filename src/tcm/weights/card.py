@@ -30,27 +30,27 @@ FILES = CONFIG_FILE, WEIGHTS_FILE, COMPANION_FILE = "config.json", "model.safete
 
 SAMPLERS: dict[str, type[Sampler]] = {"consistency": ConsistencySampler, "heun": HeunSampler}
 
-AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(reader_of(SAMPLERS, Sampler, "tcm.samplers"))]
-"""A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.samplers`, or `module:Class`."""
+AnySampler = Annotated[SerializeAsAny[Sampler], BeforeValidator(reader_of(SAMPLERS, Sampler, "tcm.parts"))]
+"""A sampler, read from a table by its `kind`: one of ours, an entry point of `tcm.parts`, or `module:Class`."""
 
 CONDITION_KINDS: dict[str, type[ConditionKind]] = {"classes": Classes, "text": Texts}
 
 AnyCondition = Annotated[
-    SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.conditions"))
+    SerializeAsAny[ConditionKind], BeforeValidator(reader_of(CONDITION_KINDS, ConditionKind, "tcm.parts"))
 ]
-"""What a model is conditioned on, read in the same way; the entry points are those of `tcm.conditions`."""
+"""What a model is conditioned on, read in the same way."""
 
 
-read_latents = reader_of({"vae": Latents}, Latents, "tcm.latents", usual="vae")
+read_latents = reader_of({"vae": Latents}, Latents, "tcm.parts", usual="vae")
 AnyLatents = Annotated[SerializeAsAny[Latents], BeforeValidator(read_latents)]
 """What images are encoded to, read in the same way; without a `kind`, an autoencoder's latents."""
 
 
 AnyPreconditioning = Annotated[
     SerializeAsAny[Preconditioning],
-    BeforeValidator(reader_of(PRECONDITIONINGS, Preconditioning, "tcm.preconditionings")),
+    BeforeValidator(reader_of(PRECONDITIONINGS, Preconditioning, "tcm.parts")),
 ]
-"""How f is made of the network, read in the same way; the entry points are those of `tcm.preconditionings`."""
+"""How f is made of the network, read in the same way."""
 
 
 KNOWS_NULL = "knows_null"

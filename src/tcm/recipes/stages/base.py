@@ -40,8 +40,8 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 HALF: tuple[Precision, ...] = ("bf16", "fp16")
 
 TIMES: dict[str, type[TimeDistribution]] = {"lognormal": LogNormal, "logstudentt": LogStudentT}
-Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.times"))]
-"""A distribution of times, read by its `kind`: ours, an entry point of `tcm.times`, or `module:Class`."""
+Times = Annotated[SerializeAsAny[TimeDistribution], BeforeValidator(reader_of(TIMES, TimeDistribution, "tcm.parts"))]
+"""A distribution of times, read by its `kind`: ours, an entry point of `tcm.parts`, or `module:Class`."""
 
 
 class Setting(Spec):

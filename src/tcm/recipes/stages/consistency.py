@@ -16,10 +16,10 @@ from tcm.recipes.stages.optimization import Positive
 from tcm.recipes.stages.roles import Role, Rows
 
 DISTANCES: dict[str, type[Distance]] = {"pseudo_huber": PseudoHuber, "squared_l2": SquaredL2}
-AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DISTANCES, Distance, "tcm.distances"))]
-"""A distance, read by its `kind`: ours, an entry point of `tcm.distances`, or `module:Class`."""
+AnyDistance = Annotated[SerializeAsAny[Distance], BeforeValidator(reader_of(DISTANCES, Distance, "tcm.parts"))]
+"""A distance, read by its `kind`: ours, an entry point of `tcm.parts`, or `module:Class`."""
 RATIO = Curriculum.kind
-read_spacing = reader_of({RATIO: Curriculum}, Spacing, "tcm.spacings", usual=RATIO)
+read_spacing = reader_of({RATIO: Curriculum}, Spacing, "tcm.parts", usual=RATIO)
 AnySpacing = Annotated[SerializeAsAny[Spacing], BeforeValidator(read_spacing)]
 """Δ_t, read in the same way; without a `kind`, the paper's."""
 
