@@ -282,6 +282,19 @@ def test_training_a_runs_folder_needs_the_word(tmp_path: Path, monkeypatch: pyte
     del sys.modules["my_net"]
 
 
+@pytest.mark.parametrize("override", ["data.path=mine_data:Net", "network.kind=mine_data:Net"])
+def test_measuring_a_run_needs_the_word(override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe says what its model is compared with."""
+    file(tmp_path / "path" / "mine_data.py", NET.format(name="mine_data"))
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    file(tmp_path / "run" / "recipe.toml", to_toml(resolve("digits", [override])))
+    tcm.load("digits").save(tmp_path / "run" / "2-truncated" / "model")
+    del sys.modules["mine_data"]
+    result = CliRunner().invoke(app, ["eval", str(tmp_path / "run"), "--detector", "digits", "-n", "4"])
+    assert f"{override.partition('=')[0]}='mine_data:Net' would run the module mine_data" in str(result.exception)
+    assert "mine_data" not in sys.modules
+
+
 def test_a_noted_study_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file(tmp_path / "study_data.py", "class Mine: ...\n")
     monkeypatch.syspath_prepend(tmp_path)

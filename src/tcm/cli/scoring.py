@@ -31,8 +31,7 @@ from tcm.foundation.errors import TcmError
 from tcm.foundation.processes import Processes
 from tcm.method.conditions import ConditionKind
 from tcm.networks import ImageShape
-from tcm.recipes.folders import RECIPE_FILE
-from tcm.recipes.resolve import resolve
+from tcm.recipes.resolve import noted_recipe
 from tcm.weights.card import CONFIG_FILE
 
 Opened = TypeVar("Opened")
@@ -65,7 +64,7 @@ class Source:
     @classmethod
     def of_run(cls, run: Path, split: str) -> Self:
         """The data that a run was trained on."""
-        data = resolve(str(run / RECIPE_FILE)).data
+        data = noted_recipe(run).data
         return cls(data.path, split, data.channels, run)
 
     @property
