@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import tcm
 from tcm.cli import app
+from tcm.data import open_dataset
 from tcm.foundation.errors import TcmError
 from tcm.recipes.resolve import noted_recipe, resolve, to_toml
 from tcm.studies.resolve import resolve_study, study_to_toml
@@ -304,3 +305,15 @@ def test_a_noted_study_is_not_the_users(tmp_path: Path, monkeypatch: pytest.Monk
         resolve_study(tmp_path / "study.toml", trust=False)
     assert resolve_study(tmp_path / "study.toml").measure.data == "study_data:Mine"
     del sys.modules["study_data"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="special files are POSIX's")
+def test_a_special_file_named_like_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of what exists is not asked for as a class, so it may not be opened as one."""
+    file(tmp_path / "path" / "mine_data.py", NET.format(name="mine_data"))
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("mine_data:Net")
+    with pytest.raises(TcmError, match="there is no file or folder mine_data:Net"):
+        open_dataset("mine_data:Net")
+    assert "mine_data" not in sys.modules

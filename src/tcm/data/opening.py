@@ -116,7 +116,7 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
         return _open_folder(path, split)
     if path.is_file():
         return _open_file(path, split)
-    if is_class(name):
+    if not path.exists() and is_class(name):  # `check_class` takes what exists for a path
         opened: Dataset = open_class(name, split, Dataset)
         return opened
     raise TcmError(f"there is no file or folder {name}; {_hint(name)}")
