@@ -1,6 +1,7 @@
 """Data that come one after another: WebDataset shards (also from URLs) and Hugging Face streaming."""
 
 import hashlib
+import re
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ RETRIES = (0.5, 1.0, 2.0, 4.0)
 """Seconds to wait before each new attempt at a shard from a URL."""
 MOST_BROKEN = 100
 """Images at the beginning of a stream that may be broken before its shape is known."""
+MOST_SHARDS = 300_000
+"""That braces in the name of a stream may stand for."""
 PATIENCE = 60.0
 """Seconds without a byte after which a connection counts as broken."""
 
@@ -175,7 +178,7 @@ class ShardStream(ClassStream):
     """WebDataset shards: paths or URLs, as webdataset opens them."""
 
     def __init__(self, shards: list[str], channels: int | None, class_names: tuple[str, ...]):
-        if any(shard.startswith("pipe:") for shard in shards):
+        if any(shard.strip().lower().startswith("pipe:") for shard in shards):
             raise TcmError("shards that start with pipe: would run a command; give paths or URLs")
         self._shards = shards
         super().__init__(shards[0], _names_and_sizes(shards), len(shards), channels, class_names)
@@ -315,7 +318,14 @@ def _expanded(pattern: str) -> list[str]:
     _webdataset()
     from braceexpand import braceexpand
 
-    return list(braceexpand(pattern))
+    spans = [abs(int(last) - int(first)) for first, last in re.findall(r"(\d{1,4000})\.\.(\d{1,4000})", pattern)]
+    try:
+        shards = [] if max(spans, default=0) > MOST_SHARDS else list(islice(braceexpand(pattern), MOST_SHARDS + 1))
+    except ValueError as error:
+        raise TcmError(f"{pattern} is no name of shards ({error}); correct its braces") from error
+    if not 0 < len(shards) <= MOST_SHARDS:
+        raise TcmError(f"{pattern} stands for more than {MOST_SHARDS:,} shards; correct its braces")
+    return shards
 
 
 def _webdataset() -> Any:
