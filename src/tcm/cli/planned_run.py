@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tcm.cli.plan import USUAL_BUDGET, parse_budget, planned, source_of, table
 from tcm.foundation.errors import TcmError, TcmWarning
-from tcm.foundation.files import write_text
+from tcm.foundation.files import read_record, write_text
 
 if TYPE_CHECKING:
     from tcm.foundation.processes import Processes
@@ -87,7 +87,13 @@ def warn_of_changed_images(run: Path) -> None:
 
 
 def _noted(run: Path) -> Request:
-    return Request(**json.loads((run / REQUEST_FILE).read_text("utf-8")))
+    try:
+        return Request(**json.loads(read_record(run / REQUEST_FILE)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TcmError(
+            f"{run / REQUEST_FILE} does not say what the run was planned for ({error}); remove it, and resume the run "
+            f"with `tcm train {run}`"
+        ) from error
 
 
 def _request(run: Path, data: str, budget: str | None) -> Request:

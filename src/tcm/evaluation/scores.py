@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import LARGEST_RECORD, read_record, read_regular
 
 Kind = Literal["fid", "fid-infinity", "kid", "is", "precision", "recall", "clip-score", "retrieval", "class-retrieval"]
 """What can be measured: `fid` is the Fréchet distance in the features of any detector."""
@@ -77,7 +78,7 @@ def append_scores(path: Path, scores: Sequence[Score]) -> None:
     """Append one line of JSON for each score; lines already there stay as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(score), ensure_ascii=False) + "\n" for score in scores)
-    whole = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+    whole = read_regular(path, LARGEST_RECORD).rpartition(b"\n") if path.exists() else (b"", b"", b"")
     with path.open("ab", buffering=0) as file:
         if whole[2]:
             file.truncate(len(whole[0]) + len(whole[1]))  # a line that a kill cut off
@@ -90,12 +91,12 @@ def read_scores(path: Path) -> list[Score]:
         raise TcmError(f"{path} does not exist; `tcm eval` writes it")
     known = {field.name for field in fields(Score)}
     scores = []
-    whole = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0]
+    whole = read_record(path).rpartition("\n")[0]
     for number, line in enumerate(whole.split("\n") if whole else [], 1):
         try:
             found = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise TcmError(f"{path}, line {number} is not JSON ({error.msg}); remove the line") from error
+        except (ValueError, RecursionError) as error:
+            raise TcmError(f"{path}, line {number} is not JSON ({error}); remove the line") from error
         if isinstance(found, dict) and "metric" in found:
             earlier = {"kind": _kind_of(str(found["metric"])), "step": _step_of(str(found.get("subject")))}
             found = earlier | _with_conditions(found)

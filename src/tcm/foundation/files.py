@@ -17,6 +17,8 @@ from tcm.foundation.errors import TcmError
 
 LARGEST_CONFIG = 2 * 2**20
 """Bytes of a small text file that comes with a model or with data."""
+LARGEST_RECORD = 2**30
+"""Bytes of a file in which a run notes what it does."""
 LARGEST_PICTURE = 64 * 2**20
 """Pixels of an image, and numbers that a model makes of one."""
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
@@ -45,6 +47,11 @@ def read_regular(path: str | Path, most: int = LARGEST_CONFIG) -> bytes:
         if size > most:
             raise TcmError(f"{path} has {size:,} bytes, more than the {most:,} that such a file may have; remove it")
         return file.read(size)
+
+
+def read_record(path: Path) -> str:
+    """The text of a file in a run's or a study's folder, which may be a stranger's."""
+    return read_regular(path, LARGEST_RECORD).decode("utf-8", "replace")
 
 
 def is_full(error: BaseException) -> bool:

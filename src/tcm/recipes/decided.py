@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tcm.foundation.errors import describe_validation
-from tcm.foundation.files import atomic_write
+from tcm.foundation.files import atomic_write, read_record
 from tcm.recipes.folders import stage_folders
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages.base import Decision
@@ -24,7 +24,7 @@ def noted_decision(stage: Path) -> Decision | None:
     """What was decided about a stage so far."""
     path = stage / DECIDED_FILE
     try:
-        return Decision.model_validate_json(path.read_bytes()) if path.exists() else None
+        return Decision.model_validate_json(read_record(path)) if path.exists() else None
     except ValidationError as error:
         raise describe_validation(error, str(path)) from error
 

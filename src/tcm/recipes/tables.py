@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -14,8 +14,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from tcm.foundation.errors import TcmError
+from tcm.foundation.files import read_regular
 
 Tree = dict[str, Any]
+
+DEEPEST = 50
+"""Tables within tables of a file."""
 
 UNSET = "none"
 """How TOML, which has no null, says that an optional key is not set."""
@@ -38,14 +42,25 @@ def read_toml(name: str, package: str, what: str, asked: str) -> Tree:
         advice = f"did you mean {near[0]!r}?" if near else f"the shipped {many} are {', '.join(shipped)}"
         raise TcmError(f"{asked} does not exist; {advice} (your own {what} is a file that ends in .toml)")
     try:
-        source = Path(name) if name.endswith(".toml") else files(package) / f"{name}.toml"
-        return tomllib.loads(source.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
+        own = name.endswith(".toml")
+        content = read_regular(name) if own else (files(package) / f"{name}.toml").read_bytes()
+        tree = tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise TcmError(f"{name} is not valid TOML: {error}; correct it there") from error
     except OSError as error:
         raise TcmError(f"{asked} cannot be read ({error.strerror}); check the path") from error
+    inside: list[object] = [tree]
+    for _ in range(DEEPEST):
+        inside = [value for table in inside for value in _values(table)]
+    if inside:
+        raise TcmError(f"{name} has tables within tables, more than {DEEPEST} deep; correct it there")
+    return tree
+
+
+def _values(table: object) -> Iterable[object]:
+    return table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
 
 
 def read_extended(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tcm.evaluation.scores import read_scores
 from tcm.foundation.errors import TcmError, TcmWarning, describe_validation
-from tcm.foundation.files import write_text
+from tcm.foundation.files import read_record, write_text
 from tcm.recipes.changes import changes
 from tcm.recipes.folders import RECIPE_FILE, SCORES_FILE
 from tcm.recipes.resolve import noted_recipe, resolve, to_toml
@@ -95,7 +95,7 @@ def noted_failure(run: Path) -> Failure | None:
     """Why a variant failed, if it did."""
     path = run / FAILED_FILE
     try:
-        return Failure.model_validate_json(path.read_bytes()) if path.exists() else None
+        return Failure.model_validate_json(read_record(path)) if path.exists() else None
     except ValidationError as error:
         raise describe_validation(error, str(path)) from error
 
@@ -113,7 +113,7 @@ def is_measured(run: Path) -> bool:
     path = run / MEASURED_FILE
     if not path.exists():
         return False
-    count = path.read_text("utf-8").strip()
+    count = read_record(path).strip()
     if not count.isdecimal():  # an earlier version noted no number
         return True
     try:

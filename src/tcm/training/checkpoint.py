@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from tcm.foundation.errors import TcmError, describe_validation
-from tcm.foundation.files import is_full, publish
+from tcm.foundation.files import is_full, publish, read_record
 from tcm.foundation.processes import Processes
 from tcm.training.guard import GuardState
 from tcm.weights import Model, ModelCard
@@ -118,7 +118,7 @@ class Checkpoints:
         """Read a checkpoint into `tensors`, in place, and return its position."""
         _read_tensors(tensors, path)
         try:
-            return Position.model_validate_json((path / POSITION).read_bytes())
+            return Position.model_validate_json(read_record(path / POSITION))
         except ValidationError as error:
             raise describe_validation(error, str(path / POSITION)) from error
 
@@ -156,8 +156,8 @@ def averaged_model(checkpoint: Path, card: ModelCard) -> Model:
 def _damage(path: Path, rank: int = 0, world: int = 1) -> str | None:
     """What is wrong with a process's share of a checkpoint's files, None if nothing is."""
     try:
-        sums = json.loads((path / CHECKSUMS).read_text())
-    except (OSError, ValueError):
+        sums = json.loads(read_record(path / CHECKSUMS))
+    except (OSError, ValueError, RecursionError):
         return f"{CHECKSUMS} is missing or unreadable"
     for name, expected in list(sums.items())[rank::world]:
         file = path / name

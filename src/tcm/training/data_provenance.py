@@ -13,7 +13,7 @@ from rich.console import Console
 from tcm.data import Dataset, Stream
 from tcm.data.hashing import BackgroundHash, files_of, hash_of
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import atomic_write, write_text
+from tcm.foundation.files import atomic_write, read_record, write_text
 from tcm.foundation.signals import StopRequest
 from tcm.recipes.changes import Change
 from tcm.weights.card import CONFIG_FILE, ModelCard, read_card
@@ -154,7 +154,7 @@ def _noted_data(run: Path, models: Iterable[Path]) -> str | None:
 
 
 def _noted(file: Path) -> str | None:
-    return file.read_text("utf-8") if file.exists() else None
+    return read_record(file) if file.exists() else None
 
 
 def _files_of(data: Dataset | Stream) -> str | None:

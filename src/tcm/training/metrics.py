@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tcm.foundation.files import write_text
+from tcm.foundation.files import read_record, write_text
 
 TIME_BINS = 10
 
@@ -99,9 +99,12 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a last line that a crash cut short is left out."""
     lines = []
-    for line in path.read_text("utf-8").split("\n"):
+    for line in read_record(path).split("\n"):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(found, dict):
+            break
+        lines.append(found)
     return lines

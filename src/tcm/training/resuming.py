@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tcm.foundation.errors import TcmError
-from tcm.foundation.files import sync_folder, write_text
+from tcm.foundation.files import read_record, sync_folder, write_text
 from tcm.recipes.changes import Change, changes
 from tcm.recipes.decided import settled
 from tcm.recipes.folders import RECIPE_FILE, stage_folders
@@ -75,7 +75,7 @@ def noted_init(given: str | None, run: Path) -> str | None:
     if given is not None and Path(given).is_dir():
         given = str((last_model(Path(given)) if is_run(Path(given)) else Path(given)).absolute())
     path = run / INIT_FILE
-    noted = path.read_text("utf-8") if path.exists() else given
+    noted = read_record(path) if path.exists() else given
     if given not in (None, noted):
         raise TcmError(f"{run} was started with --init {noted}, not {given}; leave out --init or use another --run")
     return noted
@@ -84,7 +84,7 @@ def noted_init(given: str | None, run: Path) -> str | None:
 def note(run: Path, recipe: Recipe, init: str | None) -> None:
     """Write down what the run is, once all has been found to fit."""
     for name, text in ((RECIPE_FILE, to_toml(recipe)), (INIT_FILE, init)):
-        if text is not None and (not (run / name).exists() or (run / name).read_text("utf-8") != text):
+        if text is not None and (not (run / name).exists() or read_record(run / name) != text):
             write_text(run / name, text)
 
 

@@ -91,7 +91,7 @@ def stages_elsewhere(run: Path) -> dict[str, Path]:
         return {}
     try:
         return {str(name): (run / folder).resolve() for name, folder in json.loads(read_regular(path)).items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TcmError(
             f"{path} does not say where the run's stages are ({error}); run the study again to rewrite it"
         ) from error
