@@ -166,6 +166,19 @@ def test_changed_data_are_refused_and_touched_ones_are_not(
     train(only(name), run)
 
 
+def test_changed_data_to_which_the_recipe_was_adapted_are_named(tmp_path: Path) -> None:
+    """Their sigma_data is another now; what differs is not the recipe that the user gave."""
+    data, name = written("folder", tmp_path)
+    run, adapted_before = tmp_path / "run", only(name)
+    train(adapted_before, run)
+    adapted_now = adapted_before.model_copy(update={"sigma_data": 0.6})
+    with pytest.raises(TcmError, match=r"was started with another recipe .sigma_data"):
+        train(adapted_now, run)
+    changed("folder", data)
+    with pytest.raises(TcmError, match=r"images.* has changed since .*run was started"):
+        train(adapted_now, run)
+
+
 def test_data_whose_files_look_the_same_are_not_read(tmp_path: Path) -> None:
     """However many there are; a stat of each is all that a start takes."""
     folder = writers.write_files(tmp_path / "images", FILES)

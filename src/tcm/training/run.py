@@ -31,6 +31,7 @@ from tcm.recipes.lineage import (
     watched_times,
     watching_roles,
 )
+from tcm.recipes.resolve import noted_recipe
 from tcm.recipes.schema import Recipe
 from tcm.recipes.stages import Stage
 from tcm.training.adapting import check_data, shape_of
@@ -160,7 +161,7 @@ class Run:
         """What the run is made of, checked before anything is trained."""
         with self.processes.agreeing():
             self._check_processes()
-            resumed = resumption(self.recipe, self.folder)
+            resumed = self._resumption()
             init = noted_init(self.options.init, self.folder)
             folders = stage_folders(self.recipe, self.folder)
             check_init_is_used(self.recipe, self.options.init)
@@ -179,6 +180,18 @@ class Run:
             if self.processes.first:
                 check_same_data(data, spec.path, self.folder, plan.models.values(), resumed.moved, self.console)
             return plan
+
+    def _resumption(self) -> Resumption:
+        """What changes in a run that resumes; a recipe that was adapted to changed data differs because of these."""
+        try:
+            return resumption(self.recipe, self.folder)
+        except TcmError:
+            noted = noted_recipe(self.folder)
+            if self.processes.first and noted.data == self.recipe.data:
+                data = open_data(noted.data.path, channels=noted.data.channels, expected=condition_of(noted))
+                models = [folder / "model" for folder in stage_folders(noted, self.folder).values()]
+                check_same_data(data, noted.data.path, self.folder, models, None, self.console)
+            raise
 
     def _adopt(self, resumed: Resumption) -> None:
         if resumed.said:
