@@ -111,12 +111,13 @@ def test_debug_shows_the_traceback(broken_torchvision: Path) -> None:
     assert "TcmError: the installed torchvision" in done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's /proc and /sys")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["sample", "digits", "--out", "/proc/foo.png"], "/proc/foo.png cannot be written"),
         (["sample", "digits", "--out", "/proc/foo"], "/proc/foo cannot be written"),
+        (["sample", "digits", "--out", "/sys"], "/sys/000000.png cannot be written"),
         (["playground", "digits", "--out", "/proc/foo.html"], "/proc/foo.html cannot be written"),
         (["export", "digits", "--to", "onnx", "--out", "/proc/foo"], "/proc/foo cannot be written"),
         (["data", "prepare", "digits", "/proc/foo"], "/proc/foo cannot be written"),

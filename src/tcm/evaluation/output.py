@@ -36,7 +36,7 @@ def check_output(path: Path) -> None:
         raise TcmError(f"out={path} has an unknown ending; use a folder, or a file that ends in {', '.join(SUFFIXES)}")
     if not path.suffix and path.exists() and not path.is_dir():
         raise TcmError(f"out={path} is a file; name a folder, or a file that ends in {', '.join(SUFFIXES)}")
-    check_writable(path)
+    check_writable(path / png_name(0) if path.is_dir() else path)  # a folder is filled, not replaced
 
 
 def check_room(path: Path, overwrite: bool) -> None:
