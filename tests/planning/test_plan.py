@@ -237,6 +237,10 @@ def test_a_run_does_not_go_on_with_images_that_have_changed(planned_run: Path, p
         (photos / "cats" / "new.png").unlink(missing_ok=True)
     (photos / "cats" / "0.png").write_bytes(before)
     planned_recipe("photos", planned_run, None, CPU)
+    for file in photos.rglob("*.png"):
+        file.unlink()
+    with pytest.warns(TcmWarning, match=r"runs/photos goes on with the images as they were, in data\.zip"):
+        warn_of_changed_images(planned_run)
 
 
 def test_a_run_that_was_planned_by_the_version_before(planned_run: Path) -> None:

@@ -81,7 +81,11 @@ def warn_of_changed_images(run: Path) -> None:
     """Say that a run resumes with images that were prepared from others than its source holds by now."""
     if (run / PREPARED_FILE).exists() and (run / REQUEST_FILE).is_file():
         noted = _noted(run)
-        if os.path.exists(noted.data) and noted.renewed() is None:
+        try:
+            changed = os.path.exists(noted.data) and noted.renewed() is None
+        except TcmError:  # nothing is left there that could be opened
+            changed = True
+        if changed:
             text = f"{noted.data} has changed since; {run} goes on with the images as they were, in {PREPARED_FILE}"
             warnings.warn(text, TcmWarning, stacklevel=2)
 
@@ -118,10 +122,12 @@ def _check_images(noted: Request, run: Path) -> None:
     """Refuse to resume a run whose images have changed; those that only look changed are noted as they look now."""
     now = noted.renewed()
     if now is None:
-        go_on = f", or go on with them as they were: tcm train {run}" if (run / PREPARED_FILE).exists() else ""
+        others = ", or put the old ones back"
+        if (run / PREPARED_FILE).exists():
+            others = f", put the old ones back, or go on with them as they were: tcm train {run}"
         raise TcmError(
-            f"{noted.data} has changed since {run} was planned from it; train on the new images with another --run, "
-            f"put the old ones back{go_on}"
+            f"{noted.data} has changed since {run} was planned from it; train on the new images with another --run"
+            f"{others}"
         )
     if now != noted:
         now.note(run)
