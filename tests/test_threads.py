@@ -50,6 +50,12 @@ class Machine:
 speeds = st.fixed_dictionaries({count: st.floats(0.001, 10.0) for count in COUNTS})
 
 
+def test_one_core_leaves_no_choice() -> None:
+    threads = Threads([1])
+    threads.settle(lambda: pytest.fail("there is nothing to measure"), 1)
+    assert threads.describe() == "1 thread"
+
+
 @given(speeds)
 def test_the_choice_is_near_the_best(seconds: dict[int, float]) -> None:
     machine = Machine(seconds)

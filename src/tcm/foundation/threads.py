@@ -81,9 +81,9 @@ class Threads:
             self._watch(seconds, size, now)
 
     def describe(self) -> str:
-        """The choice and the speeds that led to it, such as `1 thread (2: 580.1, 1: 2,370.4 images/s)`."""
+        """The choice and the speeds that led to it, if there was one: `1 thread (2: 580.1, 1: 2,370.4 images/s)`."""
         speeds = ", ".join(f"{count}: {1 / fmean(times):,.1f}" for count, times in self._timed().items())
-        return f"{self.count} thread{'s' if self.count > 1 else ''} ({speeds} images/s)"
+        return f"{self.count} thread{'s' if self.count > 1 else ''}" + (f" ({speeds} images/s)" if speeds else "")
 
     def _begin_trial(self) -> None:
         self._seconds = {count: list[float]() for count in self.counts}
