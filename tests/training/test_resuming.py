@@ -14,6 +14,7 @@ from tcm.recipes.changes import changes
 from tcm.recipes.resolve import resolve
 from tcm.recipes.schema import Recipe
 from tcm.report.records import read_run
+from tcm.training.resuming import note, resumption
 from tcm.training.run import RunOptions
 
 SPARING = tuple(f"{stage}.{word}" for stage in STAGES[:2] for word in ("sample_every=0", "checkpoint_every=1000"))
@@ -153,6 +154,15 @@ def test_later_stages_are_trained_again_once_they_are_out_of_the_way(tmp_path: P
     train(longer("consistency.learning_rate=1e-3"), run)
     train(longer("consistency.learning_rate=1e-3"), tmp_path / "straight")
     assert same_models(run, tmp_path / "straight")
+
+
+def test_all_later_stages_are_named_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    note(run, tiny_recipe(4, *SPARING), None)
+    for folder in FOLDERS:
+        (run / folder / "state").mkdir(parents=True)
+    with pytest.raises(TcmError, match="move 1-consistency, 2-truncated to another place first"):
+        resumption(tiny_recipe(4, *SPARING, "diffusion.steps=8"), run)
 
 
 def test_an_extension_that_was_cut_short(tmp_path: Path) -> None:

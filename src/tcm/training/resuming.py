@@ -45,7 +45,8 @@ def resumption(recipe: Recipe, run: Path) -> Resumption:
     if later := [folders[name] for name in _dependents(recipe, longer) if name in begun]:
         raise TcmError(
             f"{', '.join(map(str, later))} would no longer be trained from the model of {', '.join(longer)}; to train "
-            f"again what depends on it, move {later[0].name} to another place first, or use another --run"
+            f"again what depends on it, move {', '.join(folder.name for folder in later)} to another place first, or "
+            "use another --run"
         )
     extended = {name: noted.stages[name].steps for name in longer if (folders[name] / "model").is_dir()}
     for name, steps in extended.items():
