@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 
@@ -198,8 +199,10 @@ def test_data_that_change_before_their_hash_is_known_are_refused(tmp_path: Path)
     (run / "data.txt").unlink()
     shutil.rmtree(run / "0-diffusion" / "model")
     (folder / "extra.png").write_bytes(FILES["00000.png"])
+    said = StringIO()
     with pytest.raises(TcmError, match="has changed since"):
-        train(only(str(folder)), run)
+        Run(only(str(folder)), run, ALONE, Console(file=said)).check()
+    assert said.getvalue() == "", "there is nothing to compare their content with"
     (folder / "extra.png").unlink()
     train(only(str(folder)), run)
 

@@ -131,7 +131,7 @@ def check_same_data(
         )
     if noted is None and (files is None or noted_files is None):
         return
-    if files is not None and isinstance(data, Dataset):
+    if noted is not None and files is not None and isinstance(data, Dataset):
         console.print(f"comparing the content of {path} with that of the run", highlight=False, markup=False)
     if noted is not None and noted == (data.identity if isinstance(data, Stream) else hash_of(data)):
         return
