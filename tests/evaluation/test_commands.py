@@ -420,5 +420,5 @@ def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nProcess 1 has 14 GiB in use.")
 
     monkeypatch.setattr(DDPMpp, "forward", fail)
-    with pytest.raises(TcmError, match=r"^out of memory \(CUDA out .* 2.00 GiB.\); use a smaller --batch"):
+    with pytest.raises(TcmError, match=r"^out of memory \(CUDA out .* 2.00 GiB.\); use a smaller batch"):
         run(*command)

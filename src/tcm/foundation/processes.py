@@ -22,7 +22,7 @@ from tcm.foundation.signals import Stopped
 
 T = TypeVar("T")
 
-LESS_MEMORY = "use a smaller --batch, or another device (--device)"
+LESS_MEMORY = "use a smaller batch, or a device with more memory"
 
 FAILURE = "failure"
 """The key under which the first process that fails says so to the others: its rank and exit code."""
