@@ -115,7 +115,9 @@ def evaluation(
     run = None if target is None else run_of(Path(target))
     if target is None or (data is None and run is None):
         raise TcmError("tcm eval needs a TARGET and --data, or --compare with two files of scores")
-    source = scoring.Source.of_run(run, split) if run and data is None else scoring.Source(str(data), split)
+    source = (
+        scoring.ReferenceData.of_run(run, split) if run and data is None else scoring.ReferenceData(str(data), split)
+    )
     numbers: list[int | None] = [*steps] if steps else [None]
     samplings = tuple(dict.fromkeys(sampling_of(number, times, choice) for number in numbers))
     file = scores or (run or Path()) / SCORES_FILE
@@ -190,7 +192,7 @@ def best_times(
         check_prompted(loaded, data_conditions, "--data-conditions for the data's own captions")
         tried = list(parse_times(grid, "grid")) if grid is not None else time_grid(loaded)
         network = load_detector(detector, processes.device)
-        source = scoring.Source(data, split)
+        source = scoring.ReferenceData(data, split)
         reference = source.reference(loaded.card.picture_shape, network, False, batch, processes)
         condition = conditions_of(source.dataset(loaded.card.condition)) if data_conditions else None
         seeds = range(seed, seed + count)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tcm.cli.scoring import Source
+from tcm.cli.scoring import ReferenceData
 from tcm.data.latents import seen_by
 from tcm.evaluation.clip_score import ClipScore, load_clip
 from tcm.evaluation.denoising import denoising_distances, model_denoise
@@ -55,7 +55,7 @@ class Drawn:
 class Asked:
     """The options of `tcm eval` for a model."""
 
-    source: Source
+    source: ReferenceData
     metrics: tuple[Metric, ...]
     samplings: tuple[Sampling, ...]
     seed: int

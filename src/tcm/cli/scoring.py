@@ -53,7 +53,7 @@ def chosen_metrics(texts: Sequence[str]) -> tuple[Metric, ...]:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReferenceData:
     """What to compare with: what --data names, or the data of a run."""
 
     path: str
