@@ -17,7 +17,7 @@ import serving
 import torch
 import writers
 
-from tcm.data import LoadedBatch, Stream, StreamBatches, open_data, open_dataset, open_stream, streams
+from tcm.data import LoadedBatch, Stream, StreamBatches, hashing, open_data, open_dataset, open_stream, streams
 from tcm.foundation.errors import TcmError
 from tcm.method.conditions import Classes
 
@@ -170,6 +170,15 @@ def test_an_error_waits_for_its_batch(tmp_path: Path) -> None:
     assert numbers(next(broken)) == [0, 1, 2, 3]
     with pytest.raises(TcmError, match="cannot be read as an image"):
         next(broken)
+
+
+def test_a_hash_that_is_kept_beside_the_data_is_no_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a stream's folder is also read by index, to measure against it."""
+    monkeypatch.setattr(hashing, "SETTLED", 0)
+    before = open_again(path).identity
+    hashing.hash_of(open_dataset(path, memory_limit=0))
+    assert list(path.rglob(hashing.KEPT))
+    assert open_again(path).identity == before
 
 
 def test_positions_that_do_not_fit(path: Path) -> None:

@@ -32,7 +32,7 @@ from tcm.data.huggingface import (
     text_column,
     without_decoding,
 )
-from tcm.data.limits import LARGEST_FILE
+from tcm.data.limits import LARGEST_FILE, is_hidden
 from tcm.data.opening import (
     check_channels,
     is_class,
@@ -217,7 +217,9 @@ class RowStream(ClassStream):
         used = [name for name in (self._image, self._label, self._text) if name is not None]
         self._rows = without_decoding(rows, self._image).select_columns(used)
         if commit is None:
-            identity = _names_and_sizes(sorted(str(path) for path in Path(where).rglob("*") if path.is_file()))
+            inside = [path for path in Path(where).rglob("*") if path.is_file()]
+            shown = [str(path) for path in inside if not is_hidden(path.relative_to(where).as_posix())]
+            identity = _names_and_sizes(sorted(shown))
         else:
             identity = f"{where.partition('@')[0]}@{commit}"
         names = column[1] if column else ()
