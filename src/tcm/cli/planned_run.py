@@ -91,8 +91,9 @@ def warn_of_changed_images(run: Path) -> None:
 
 
 def _noted(run: Path) -> Request:
+    noted = read_record(run / REQUEST_FILE)
     try:
-        return Request(**json.loads(read_record(run / REQUEST_FILE)))
+        return Request(**json.loads(noted))
     except (ValueError, TypeError, RecursionError) as error:
         raise TcmError(
             f"{run / REQUEST_FILE} does not say what the run was planned for ({error}); remove it, and resume the run "

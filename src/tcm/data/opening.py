@@ -220,8 +220,9 @@ def _described_shards(folder: Path) -> dict[str, Any]:
     source = folder / DATASET_JSON
     if not source.exists():
         return {}
+    content = read_regular(source, LARGEST_FILE)
     try:
-        found = json.loads(read_regular(source, LARGEST_FILE))
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise TcmError(f"{source} is not the JSON object that describes shards ({error}); fix or remove it") from error
     if not isinstance(found, dict):

@@ -82,7 +82,8 @@ def check_writable(path: Path) -> None:
     """Refuse a place where nothing can be written, before there is work to lose."""
     path = path.absolute()
     with writing(path):
-        probe = _aside(next(above for above in path.parents if above.exists()) / path.name)
+        above = next((above for above in path.parents if above.exists()), path)
+        probe = above / _aside(Path(path.name or "root")).name
         probe.touch()
         probe.unlink()
 

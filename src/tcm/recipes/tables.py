@@ -45,6 +45,8 @@ def read_toml(name: str, package: str, what: str, asked: str) -> Tree:
         own = name.endswith(".toml")
         content = read_regular(name) if own else (files(package) / f"{name}.toml").read_bytes()
         tree = tomllib.loads(content.decode("utf-8"))
+    except TcmError:
+        raise
     except UnicodeDecodeError as error:
         raise TcmError(f"{name} is not UTF-8 text; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:

@@ -89,8 +89,9 @@ def stages_elsewhere(run: Path) -> dict[str, Path]:
     path = run / ELSEWHERE_FILE
     if not path.exists():
         return {}
+    noted = read_regular(path)
     try:
-        return {str(name): (run / folder).resolve() for name, folder in json.loads(read_regular(path)).items()}
+        return {str(name): (run / folder).resolve() for name, folder in json.loads(noted).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TcmError(
             f"{path} does not say where the run's stages are ({error}); run the study again to rewrite it"
