@@ -314,6 +314,6 @@ def test_a_special_file_named_like_a_class(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path / "path")
     monkeypatch.chdir(tmp_path)
     os.mkfifo("mine_data:Net")
-    with pytest.raises(TcmError, match="there is no file or folder mine_data:Net"):
+    with pytest.raises(TcmError, match="mine_data:Net is a FIFO, not a file"):
         open_dataset("mine_data:Net")
     assert "mine_data" not in sys.modules

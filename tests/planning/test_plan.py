@@ -219,6 +219,13 @@ def test_prepared_images_are_used_again_only_for_the_same_data(planned_run: Path
         planned_recipe("other", planned_run, "2h", CPU)
 
 
+def test_a_run_whose_plan_is_not_made_is_resumed_with_its_images(planned_run: Path, photos: Path) -> None:
+    """Its own folder has no recipe yet, so that `tcm train` takes it for images."""
+    (planned_run / "recipe.toml").unlink()
+    with pytest.raises(TcmError, match=f"resume it with `tcm train {photos} --run runs/photos`"):
+        planned_recipe("runs/photos", planned_run, None, CPU)
+
+
 def test_a_run_does_not_go_on_with_images_that_have_changed(planned_run: Path, photos: Path) -> None:
     """Unless the run itself is named, whose images were prepared; a new time is no change."""
     noted = (planned_run / "planned.json").read_text()

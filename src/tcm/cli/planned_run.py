@@ -7,6 +7,7 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from tcm.cli.plan import USUAL_BUDGET, parse_budget, planned, source_of, table
@@ -103,13 +104,17 @@ def _noted(run: Path) -> Request:
 
 def _request(run: Path, data: str, budget: str | None) -> Request:
     """What the run was planned for; refuses other data and another budget."""
+    from tcm.recipes.folders import RECIPE_FILE
+
     if not (run / REQUEST_FILE).is_file():
         raise TcmError(f"{run} was not planned from {data}; resume it with `tcm train {run}`, or give another --run")
     noted = _noted(run)
     if noted.data != source_of(data):
+        begun = (run / RECIPE_FILE).is_file()
+        resume = f"tcm train {quote(str(run))}" if begun else f"tcm train {quote(noted.data)} --run {quote(str(run))}"
         raise TcmError(
             f"{run} was planned from {noted.data}, not from {source_of(data)}; give another --run, or "
-            f"resume it with `tcm train {run}`"
+            f"resume it with `{resume}`"
         )
     if budget is not None and parse_budget(budget) != parse_budget(noted.budget):
         raise TcmError(

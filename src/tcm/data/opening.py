@@ -23,7 +23,7 @@ from tcm.data.pictures import ZIP_ERRORS, FolderPictures, Pictures, TarPictures
 from tcm.data.zips import ZipPictures
 from tcm.foundation.errors import TcmError
 from tcm.foundation.fetching import data_folder
-from tcm.foundation.files import near_names, read_regular
+from tcm.foundation.files import near_names, open_regular, read_regular
 from tcm.foundation.plugins import Trust, entry_point, find_class
 from tcm.method.conditions import ConditionKind
 from tcm.text.condition import Texts
@@ -114,9 +114,9 @@ def _open(path: str | Path, split: str) -> Pictures | Dataset:
     path = Path(path)
     if path.is_dir():
         return _open_folder(path, split)
-    if path.is_file():
+    if path.exists():  # `check_class` takes it for a path too
         return _open_file(path, split)
-    if not path.exists() and is_class(name):  # `check_class` takes what exists for a path
+    if is_class(name):
         opened: Dataset = open_class(name, split, Dataset)
         return opened
     raise TcmError(f"there is no file or folder {name}; {_hint(name)}")
@@ -173,7 +173,7 @@ def _open_folder(folder: Path, split: str) -> Pictures | Dataset:
 
 
 def _open_file(path: Path, split: str) -> Pictures | Dataset:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(512)
     if start.startswith(b"PK") and zipfile.is_zipfile(path):
         return _open_zip(path, split)
