@@ -102,6 +102,10 @@ def test_slow_work_is_not_tried_with_every_number() -> None:
     threads.settle(machine.work, 1)
     assert machine.used == [8]
     assert threads.count == 8
+    resumed, used = Threads(COUNTS, current=2, clock=machine.clock), len(machine.used)
+    resumed.settle(machine.work, 1)
+    assert machine.used[used:] == [2]
+    assert resumed.count == 2, "it is not given up for one that was timed alone"
 
 
 def test_batches_pass_unchanged_and_the_number_is_restored() -> None:
