@@ -1,5 +1,6 @@
 """The processes that share a run: torch's own engine, from one process to many nodes."""
 
+import ctypes
 import os
 import time
 import warnings
@@ -146,8 +147,10 @@ def _failing_together(store: Store, rank: int, count: int) -> Iterator[None]:
         own = first = f"{rank} {_exit_code(error)}"
         with suppress(dist.DistError):  # without the first process, which keeps the store, nobody else can tell
             first = failures[0] if failures else store.compare_set(FAILURE, "", own).decode()
-        if dist.group.WORLD is not None:
-            dist.group.WORLD.abort()  # leave what is under way without waiting for it
+        if (group := dist.group.WORLD) is not None:
+            group.abort()  # leave what is under way without waiting for it
+            # Never freed: its end would wait for its threads, and hold Python's lock, for which they may wait.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         if first != own:
             raise SystemExit(int(first.split()[1])) from error
         if rank or not isinstance(error, TcmError):
